@@ -478,6 +478,11 @@ class RunBuilder:
             event = LogEvent(kind, text.strip()[:_MAX_EVENT_CHARS], self.line, self._last_iteration)
             self._events.append(event)
 
+    def forget_events(self) -> None:
+        self._events.clear()
+        self._event_counts.clear()
+        self._event_total, self.in_traceback = 0, False
+
     def set_exception(self, text: str) -> None:
         """The last line of a traceback is appended to its event: it names the exception."""
         at = max(index for index, event in enumerate(self._events) if event.kind == "traceback")

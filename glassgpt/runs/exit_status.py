@@ -62,11 +62,12 @@ _EVENT_LINES: tuple[tuple[str, str, EventKind], ...] = (
     (
         "WARN",
         r"^\W*WARN(?:ING)?\b.{0,200}\b(?:fall(?:ing|s)?[ -]?back|not available|not supported"
-        r"|no support|unsupported|mismatch|terrible|(?:much|very) slow)",
+        r"|no support|unsupported|mismatch|terrible|(?:much|very) slow|exceed(?:s|ed)? .{0,40}\blimit)",
         "program-warning",
     ),
     ("real", r"^\s*real\s+\d+m[\d.]+s|^\s*[\d.]+ real\s+[\d.]+ user", "finish"),
     ("wandb", r"^\W*wandb\W*: Run summary:", "finish"),
+    ("swanlab", r"^\W*swanlab\W*: Experiment .{1,200} has completed\b", "finish"),
     ("elapsed", r"^[\d.]+user [\d.]+system [\d:.]+elapsed", "finish"),
     # A text that was sampled may say such things as well: they count only where no step comes after them.
     ("omplete", _ANY_CASE + rf"(?:the )?{_TRAINING}(?: is| has)? completed?\b(?! *\d)", "finish"),
@@ -170,13 +171,18 @@ def read_event(line: str, builder: RunBuilder, patterns: Sequence[EventPattern])
                 minutes, seconds, plain_seconds = match.groups()
                 wall_s = float(plain_seconds) if plain_seconds else int(minutes) * 60 + float(seconds)
                 builder.setup.values["wall_s"] = wall_s
-            elif kind == "finish" and (match := _SPENT.search(line)):
-                amounts = re.findall(f"(?i){_AMOUNT}", match[1])
-                builder.setup.values["wall_s"] = sum(
-                    float(number) * _UNIT_SECONDS[unit[0].lower()] for number, unit in amounts
-                )
+            elif kind == "finish" and (spent_s := spent_seconds(line)) is not None:
+                builder.setup.values["wall_s"] = spent_s
             return True
     return False
+
+
+def spent_seconds(line: str) -> float | None:
+    """Of a line that says how long all took: `done in 20.4 min`, `took 1 hour 5 minutes`."""
+    if not (match := _SPENT.search(line)):
+        return None
+    amounts = re.findall(f"(?i){_AMOUNT}", match[1])
+    return sum(float(number) * _UNIT_SECONDS[unit[0].lower()] for number, unit in amounts)
 
 
 # --- the verdict ---

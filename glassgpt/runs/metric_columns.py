@@ -68,7 +68,7 @@ NAMES: dict[Role, str] = {
     "test_loss test_epoch_loss loss_test 测试损失",
     "val_bpb": "val_bpb valid_bpb validation_bpb eval_bpb",
     "lr": "learning_rate lr train_learning_rate train_lr optim_learning_rate_group0 lr_adamw lr_adam lr_sgd "
-    "lr_adamw_pg1 lr_adam_pg1 optimizer_lr cur_lr current_lr last_lr lr_0 学习率",
+    "lr_adamw_pg1 lr_adam_pg1 optimizer_lr optim0_lr0 cur_lr current_lr last_lr lr_0 学习率",
     "grad_norm": "grad_norm gradient_norm train_grad_norm train_gradient_norm total_grad_norm "
     "optim_total_grad_norm grad_norm_total grad_2_0_norm_total gnorm train_gnorm global_grad_norm "
     "norm gradnorm g_norm",
@@ -100,8 +100,9 @@ NAMES: dict[Role, str] = {
     "timestamp": "_timestamp timestamp wall_time walltime datetime",
     "time": "time took",  # of a step, since the start, or of the day: its values decide
     "eval_s": "eval_runtime val_time_s eval_time_s eval_s validation_time_s",
-    # Of reinforcement learning. DPO's rewards/margins are no rewards, and its loss is a cross-entropy.
-    "reward": "reward mean_reward reward_mean rewards_mean critic_rewards_mean critic_score_mean avg_reward "
+    # Of reinforcement learning. verl's critic/rewards are its scores less a penalty. DPO's rewards/margins
+    # are no rewards, and its loss is a cross-entropy.
+    "reward": "reward mean_reward reward_mean rewards_mean critic_score_mean critic_rewards_mean avg_reward "
     "average_reward average_reward_score reward_score objective_rlhf_reward env_reward_mean train_reward",
     "split": "split phase subset mode",  # whose loss a row has: train, val, …
     "run": "run run_name run_id experiment experiment_name trial model model_name",  # which run's row it is
@@ -177,6 +178,7 @@ METRIC_NAMES: dict[str, tuple[str, bool | None]] = {
         True,
     ),
     "margin": ("margin margins", True),
+    "length": ("response_length completion_length completions_length mean_length", None),
     "kl": ("kl kl_ref kl_div kl_divergence approx_kl reverse_kl mean_kl kl_mean", None),
     "perplexity": ("perplexity ppl", False),
     "bits_per_byte": ("val_bpb valid_bpb eval_bpb", False),
@@ -209,6 +211,7 @@ def metric_of(name: str) -> Metric | None:
     """By its name, as `role_of`; None for any other value of a line or a table."""
     if len(name) > _MAX_NAME_CHARS:
         return None
+    name = name.replace("val-aux/", "val/")  # verl's, of a validation: no auxiliary loss
     plain = re.sub(r"(?:_mean|_avg)(?:_\d{1,4})?$", "", normalise(name))
     words = plain.split("_")
     is_eval = not VAL_WORDS.isdisjoint((*words, words[0].rstrip("0123456789"))) or plain in (

@@ -25,6 +25,11 @@ _TIME = re.compile(
 # The usual ones of these, for a search over many lines: no newline matches.
 PLAIN_TIME = _CLOCK + r"(?: - INFO -)? "
 _DATED_CLOCK = re.compile(r"(\d{4}[-/]\d{2}[-/]\d{2})[T ](\d{2}:\d{2}:\d{2})[.,](\d{1,9})")
+# As a field of the line: `step: 9 | time: 2025-08-20 13:50:50.485907 | loss: 6.47`.
+_DATE_FIELD = re.compile(
+    rf"\b(?:time|timestamp|datetime|date)[\"']?\s?[:=]\s?[\"']?({_DAY}[T ]"
+    r"\d{2}:\d{2}:\d{2}(?:[.,]\d{1,9})?)"
+)
 _MONTHS = ("Jan ", "Feb ", "Mar ", "Apr ", "May ", "Jun ", "Jul ", "Aug ", "Sep ", "Oct ", "Nov ", "Dec ")
 # As `ts` writes it; systemd's journal adds the machine and the program.
 _DATE = re.compile(
@@ -53,8 +58,9 @@ def strip_prefixes(text: str) -> tuple[str, int | None, str]:
     text = text.strip()
     if "," in text and _COMMA_LOSS.search(text) and _COMMA_DECIMALS.search(text):
         text = _DECIMAL_COMMA.sub(".", _POINT_OF_THOUSANDS.sub("", text))
+    field = _DATE_FIELD.search(text) if "-" in text and ("time" in text or "date" in text) else None
     if text.startswith(("iter ", "step ", "step:")):  # nearly every line of a long log
-        return text, None, ""
+        return text, None, field[1] if field else ""
     rank, clock = None, ""
     for _ in range(6):
         first = text[:1]
@@ -85,7 +91,7 @@ def strip_prefixes(text: str) -> tuple[str, int | None, str]:
         elif match.re is _TIME:
             clock = match[0]
         text = text[match.end() :]
-    return text.lstrip(), rank, clock
+    return text.lstrip(), rank, clock or (field[1] if field else "")
 
 
 def clock_us(clock: str) -> int | None:

@@ -232,10 +232,12 @@ class LogRecognizer:
         """A clause: there is nothing, or a program failed before it printed a step."""
         if self._is_empty:
             return "; it is empty"
-        texts = itertools.takewhile(lambda text: not _MOVING_BAR.search(text), reversed(self.texts()))
-        errors = (text for text in texts if _PROGRAM_ERROR.match(text))
-        if error := next(errors, ""):
-            return f'; a program failed before it had trained: "{error.strip()[:MAX_ERROR_CHARS]}"'
+        texts = self.texts()
+        after = itertools.takewhile(lambda text: not _MOVING_BAR.search(text), reversed(texts))
+        if error := next((text for text in after if _PROGRAM_ERROR.match(text)), ""):
+            # A bar without a loss may be the training's.
+            when = "" if any(map(_MOVING_BAR.search, texts)) else " before it had trained"
+            return f'; a program failed{when}: "{error.strip()[:MAX_ERROR_CHARS]}"'
         return ""
 
     def texts(self) -> list[str]:
@@ -418,7 +420,9 @@ class LogReader:
             text = text[:-40] + _TRUNCATED_NUMBER.sub("", text[-40:])
         # A log that began without quotation marks is not a quotation; its samples may have them later.
         if ("`" in text or "*" in text) and (builder.has_quoted_lines or not builder.has_steps):
-            builder.has_quoted_lines = builder.has_quoted_lines or _QUOTED_LINE.match(text) is not None
+            if not builder.has_quoted_lines and _QUOTED_LINE.match(text):
+                builder.has_quoted_lines = True
+                builder.forget_events()  # the text before the first quotation may speak of one
             builder.fence_count += text.lstrip("> ").startswith("```")
         if rank is not None:  # every rank prints the same: only the lowest one is read
             self._lowest_rank = rank if self._lowest_rank is None else min(rank, self._lowest_rank)

@@ -33,6 +33,7 @@ from glassgpt.runs.builder import FAILURE_KINDS
 from glassgpt.runs.curve_statistics import detrended_std
 from glassgpt.runs.log_numbers import clamped_setup
 from glassgpt.runs.run_log import (
+    Ints,
     LogEvent,
     LoggedCheckpoint,
     LoggedEvaluation,
@@ -47,6 +48,7 @@ from glassgpt.runs.trajectory import continues_previous
 MAX_RUNS = 200  # of one file: of more, the longest
 _MIN_JUDGED_LINES = 8
 _COMPARED_LINES = 5  # at most, at each end of a process
+_MIN_SAME_SHARE = 0.9  # of lines that have the losses of a bar
 MIN_FALL_NOISES = 3.0  # standard errors: a loss that fell by less may not go back
 
 _Item = TypeVar("_Item", LoggedEvaluation, LoggedCheckpoint)
@@ -54,7 +56,7 @@ _Item = TypeVar("_Item", LoggedEvaluation, LoggedCheckpoint)
 
 def split_runs(whole: RunLog, failed_launches: Sequence[FailedLaunch] = ()) -> tuple[RunLog, ...]:
     """In the order of the file. `whole`: all that the builder read, as if it were one run."""
-    whole = _joined(_untangled(whole))
+    whole = _joined(_untangled(_printed_once(whole)))
     count = len(whole.segments)
     starts = [0]
     for segment in range(1, count):
@@ -177,6 +179,69 @@ def _untangled(whole: RunLog) -> RunLog:
         checkpoints=moved(whole.checkpoints),
         segments=tuple(ordered),
     )
+
+
+def _printed_once(whole: RunLog) -> RunLog:
+    """With one segment of two that are one process in two forms: a bar with the loss, and buffered lines of
+    the same iterations and losses, which come after it. The lines have no times: theirs are the bar's."""
+    count, steps = len(whole.segments), whole.steps
+    rows = np.searchsorted(steps.segment, range(count + 1)).tolist()
+    dropped = np.zeros(len(steps.segment), dtype=bool)
+    ms, ends = steps.ms.copy(), [True] * count  # whether a segment stays
+    for segment in range(1, count):
+        bar, lines = slice(rows[segment - 1], rows[segment]), slice(rows[segment], rows[segment + 1])
+        matching = _matching_rows(steps, bar, lines) if not whole.segments[segment].is_announced else None
+        if matching is not None:
+            ms[lines], dropped[bar], ends[segment - 1] = steps.ms[matching], True, False
+    if all(ends):
+        return whole
+    index = np.cumsum([0, *ends[:-1]])
+    segments: list[LoggedProcess] = []
+    begin: LoggedProcess | None = None  # of the process, where its bar began it
+    for process, stays in zip(whole.segments, ends, strict=True):
+        begin = begin or process
+        if stays:
+            segments.append(
+                replace(
+                    process,
+                    has_startup=begin.has_startup,
+                    resumed=begin.resumed,
+                    first_line=begin.first_line,
+                    is_announced=begin.is_announced,
+                )
+            )
+            begin = None
+    columns = {name: column[~dropped] for name, column in replace(steps, ms=ms).columns().items()}
+    columns["segment"] = index[columns["segment"]]
+    return replace(
+        whole,
+        steps=Steps(**columns),
+        evals=tuple(replace(one, segment=int(index[one.segment])) for one in whole.evals),
+        checkpoints=tuple(replace(one, segment=int(index[one.segment])) for one in whole.checkpoints),
+        segments=tuple(segments),
+    )
+
+
+def _matching_rows(steps: Steps, bar: slice, lines: slice) -> Ints | None:
+    """Of each of the lines the bar's row with its loss; None where these are not the same iterations."""
+    at, loss, line_loss = steps.iteration[bar], steps.loss[bar], steps.loss[lines]
+    if len(line_loss) < _MIN_JUDGED_LINES or np.isfinite(steps.ms[lines]).any():
+        return None
+    if not np.isfinite(steps.ms[bar]).any():
+        return None  # both are lines
+    digits = next((one for one in range(3, 7) if np.allclose(loss, loss.round(one), 0, 1e-9)), 0)
+    if not digits or len(np.unique(line_loss)) < len(line_loss) / 2:
+        return None
+    # The bar may move before or after the line is printed.
+    after = np.searchsorted(at, steps.iteration[lines] - 1)
+    near = np.clip(after + np.arange(3)[:, None], 0, len(at) - 1)
+    is_same = (np.abs(at[near] - steps.iteration[lines]) <= 1) & (
+        np.abs(loss[near] - line_loss) <= 0.51 * 10.0**-digits
+    )
+    if is_same.any(axis=0).mean() < _MIN_SAME_SHARE:
+        return None
+    row: Ints = bar.start + near[is_same.argmax(axis=0), np.arange(len(line_loss))]
+    return row
 
 
 # --- a count of steps that begins again, in one process ---

@@ -171,3 +171,22 @@ def test_a_perplexity_is_a_power_of_two_and_only_of_a_cross_entropy(criterion: s
     perplexity = run_perplexity(make_compared_runs([run_log], None)[0][0], 9.388)
     assert perplexity == (pytest.approx(2**9.388) if criterion == "plain" else None)
     assert math.isclose(2**9.388, 670, rel_tol=1e-3)
+
+
+def test_the_best_loss_of_an_excerpt_was_made_before_it() -> None:
+    train = "| epoch 0{} | loss 6.343 | nll_loss 4.984 | ppl 31.65 | wps 164346 | num_updates {} | wall 230\n"
+    valid = "| epoch 0{} | valid on 'valid' subset | loss {} | ppl 142.39 | num_updates {} | best {}\n"
+    text = train.format(7, 700) + valid.format(7, 8.3, 700, 4.46)
+    text += train.format(8, 800) + valid.format(8, 8.4, 800, 4.46)
+    run_log = parse_log(text)
+    assert [(one.iteration, one.val_loss) for one in run_log.evals] == [(None, 4.46), (700, 8.3), (800, 8.4)]
+    assert run_log.steps.tokens_per_s.tolist() == [164_346] * 2
+    at_start = train.format(1, 100) + valid.format(1, 8.3, 100, 8.3) + train.format(2, 200)
+    assert len(parse_log(at_start + valid.format(2, 8.4, 200, 8.3)).evals) == 2
+
+
+def test_an_overflow_that_the_text_before_a_quotation_speaks_of_is_none() -> None:
+    scale = "| WARNING: overflow detected, setting loss scale to: 0.{}\n"
+    line = "| epoch 027 | loss 6.343 | ppl 81.2 | num_updates 10198 | wall 23080\n"
+    text = f"Training fails after {scale.format(5)}```\n{line}{scale.format(25)}{scale.format(125)}```\n"
+    assert parse_log(text).event_counts == {"scaler-overflow": 2}

@@ -330,7 +330,7 @@ def test_nemo_repeats_its_validation_loss() -> None:
     ]
     run_log = parse_log("".join(lines))
     assert run_log.trainer.name == "NeMo"
-    assert [(one.iteration, one.val_loss) for one in run_log.evals] == [(125, 4.05)]
+    assert [(one.iteration, one.val_loss) for one in run_log.evals] == [(None, 4.106), (125, 4.05)]
 
 
 def test_keras_bars_that_count_samples() -> None:
@@ -469,3 +469,105 @@ def test_keras_that_shows_only_epochs_says_so() -> None:
         ["table.epochs"],
         True,
     )
+
+
+@pytest.mark.parametrize(
+    ("header", "time", "epochs_only"),
+    [
+        ("", "1s", True),  # before Keras 2.0.9
+        ("", "1s 90us/step", True),
+        ("Train on 8000 samples, validate on 800 samples\n", "200s 25ms/step", True),
+        ("Train on 9000 samples\n", "200s 25ms/step", False),
+        ("", "2s 469us/step", False),
+        ("", "0s 0s/step", False),
+    ],
+)
+def test_keras_bars_without_the_time_of_a_batch_count_samples(
+    header: str, time: str, epochs_only: bool
+) -> None:
+    bar = "8000/8000 [==============================] - {} - loss: 3.0{}\n"
+    run_log = parse_log(header + "".join(f"Epoch {at}/10\n" + bar.format(time, at) for at in (1, 2, 3)))
+    assert run_log.trainer.iterations_are_epochs == epochs_only
+    assert run_log.setup.planned_iterations == (10 if epochs_only else 80_000)
+
+
+def test_a_keras_bar_whose_epoch_is_missing_plans_nothing() -> None:
+    bar = "{:5d}/31250 [=>............................] - ETA: 4:06:03 - loss: {}\n"
+    text = "".join(bar.format(at, loss) for at, loss in ((4, 3.4), (9, 3.25), (15_550, 3.28)))
+    run_log = parse_log(text)
+    assert (run_log.trainer.name, run_log.setup.planned_iterations) == ("Keras", None)
+    assert (run_log.steps.iteration.tolist(), run_log.steps.loss.tolist()) == ([15_550], [3.28])
+    epoch = "Epoch 3/4\n31250/31250 [==============================] - 9999s 320ms/step - loss: 3.1\n"
+    run_log = parse_log(text + epoch)
+    assert (run_log.steps.iteration.tolist(), run_log.setup.planned_iterations) == ([46_800, 93_750], 125_000)
+    assert parse_log(text + epoch.replace("3/4", "1/4")).steps.iteration.tolist() == [31_250]
+
+
+def test_a_megatron_line_without_a_loss_is_an_iteration() -> None:
+    """Cut off: what is before its last bar is whole. A scaler may have skipped all iterations of a line."""
+    line = (
+        "iteration {at:8d}/ 100 | elapsed time per iteration (ms): 812.3 | {loss}loss scale: {scale} | "
+        "grad norm: 0.752 | number of skipped iterations:   {skipped} | number of nan iterations:   0 |\n"
+    )
+    text = "".join(
+        line.format(at=at, loss="lm loss: 2.5E+00 | ", scale=1.0, skipped=0) for at in (10, 20, 30)
+    )
+    last = line.format(at=40, loss="", scale="{scale}", skipped=0).split("grad norm")[0] + "gr\n"
+    steps = parse_log(text + last.format(scale=1.0)).steps
+    assert (steps.iteration.tolist(), steps.has_loss.tolist()) == ([10, 20, 30, 40], [True] * 4)
+    assert math.isnan(steps.loss[-1])
+    steps = parse_log(text + last.format(scale=512.0)).steps
+    assert (steps.iteration.tolist(), steps.has_loss.tolist()) == ([10, 20, 30, 40], [True] * 3 + [False])
+    run_log = parse_log(text + line.format(at=40, loss="", scale=1.0, skipped=10))
+    assert run_log.steps.has_loss.tolist() == [True] * 3 + [False]
+
+
+def test_megatrons_older_evaluation() -> None:
+    line = (
+        " iteration {at:8d}/ 3000 | elapsed time per iteration (ms): 12879.0 | lm loss 6.7E+00 | "
+        "loss scale 64.0 |\n"
+    )
+    text = "".join(line.format(at=at) for at in (100, 200, 300))
+    text += " validation loss at iteration 300 | LM loss: 4.5E+00 | LM PPL: 9.0E+01\n"
+    assert [(one.iteration, one.val_loss) for one in parse_log(text).evals] == [(300, 4.5)]
+
+
+MARIAN_LINE = (
+    "[2025-03-01 10:{0:02d}:00] Ep. 1 : Up. {1} : Sen. 9,000 : Cost 5.{0} : Time 60.00s : 3000.50 words/s\n"
+)
+
+
+def test_marians_lines() -> None:
+    lines = [MARIAN_LINE.format(at, 100 * at) for at in range(1, 9)]
+    lines.insert(2, "Saving model weights and runtime parameters to model/model.iter200.npz\n")
+    lines.insert(2, "Saving model weights and runtime parameters to model/model.npz.orig.npz\n")
+    run_log = parse_log("".join(lines))
+    assert (run_log.trainer.name, len(run_log.steps)) == ("Marian", 8)
+    assert run_log.steps.ms[1:].tolist() == [600] * 7
+    assert math.isnan(run_log.steps.ms[0]), "of how many updates is not known"
+    assert run_log.steps.tokens_per_s.tolist() == [3000.5] * 8
+    assert [one.iteration for one in run_log.checkpoints] == [200]
+    started = "[2025-03-01 10:00:00] Training started\n"
+    assert parse_log(started + "".join(lines)).steps.ms.tolist() == [600] * 8
+    loaded = "[2025-03-01 10:00:00] Loading model from model/model.npz\n"
+    assert math.isnan(parse_log(loaded + started + "".join(lines)).steps.ms[0])
+
+
+@pytest.mark.parametrize("names", [("cross-entropy", "perplexity"), ("perplexity", "cross-entropy")])
+def test_marians_loss_of_a_word(names: tuple[str, str], subtests: pytest.Subtests) -> None:
+    values = {"cross-entropy": "130.97", "perplexity": "187.458", "translation": "2.35"}
+    form = "[valid] Ep. 1 : Up. {} : {} : {} : new best\n"
+
+    def log(*logged: str) -> str:
+        evals = (form.format(400, name, values[name]) for name in logged)
+        lines = [MARIAN_LINE.format(at, 100 * at) for at in range(1, 6)]
+        return "".join([*lines[:4], *evals, *lines[4:]])
+
+    run_log = parse_log(log(*names, "translation"))
+    assert [(one.iteration, one.val_loss) for one in run_log.evals] == [
+        (400, pytest.approx(math.log(187.458)))
+    ]
+    assert "ppl-vs-loss" not in {finding.id for finding in explain(run_log).findings}
+    run_log = parse_log(log("cross-entropy"))
+    assert [(one.iteration, one.val_loss) for one in run_log.evals] == [(400, 130.97)]
+    assert "ppl-vs-loss" not in {finding.id for finding in explain(run_log).findings}

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
-from log_checks import parse_log, parse_logs
+from log_checks import parse_facts, parse_log, parse_logs
 
+from glassgpt.errors import UserError
+from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.fields import read_line
 
 # {e}: the epoch, {t} and {v}: its losses, {a}: an accuracy. Some have several lines.
@@ -279,14 +282,93 @@ def test_a_place_in_an_epoch_beside_a_time_called_batch() -> None:
     lines = [form.format(epoch, batch) for epoch in (1, 2) for batch in (10, 20)]
     run_log = parse_log("\n".join([*lines, ""]))
     assert run_log.steps.iteration.tolist() == [10, 20, 50, 60]
-    marian = [
-        f"[valid] Ep. 2 : Up. {at} : cross-entropy : {at / 2000} : new best" for at in (8000, 9000, 10_000)
-    ]
-    evals = parse_log("\n".join([*marian, ""])).evals
-    assert [(one.iteration, one.val_loss) for one in evals] == [(8000, 4.0), (9000, 4.5), (10_000, 5.0)]
 
 
 def test_the_seconds_of_computing_a_reward_are_no_reward() -> None:
     assert read_line("step 3 - loss:0.1 - timing_s/reward:0.002 - critic/rewards/mean:0.3").metrics == {
         "critic/rewards/mean": 0.3
     }
+
+
+def test_a_perplexity_instead_of_a_loss() -> None:
+    line = "Epoch {:2d}, {:5d}/  700; acc:  40.00; ppl: {:6.2f}; 5306 src tok/s; {:6d} s elapsed\n"
+    text = "".join(line.format(1, at, 40 - at / 50, at) for at in range(100, 701, 100))
+    text += "Train perplexity: 30.5\nValidation perplexity: 20\n"
+    text += "".join(line.format(2, at, 20 - at / 50, at) for at in range(100, 301, 100))
+    run_log = parse_log(text)
+    assert run_log.steps.iteration.tolist() == list(range(100, 1001, 100))
+    assert run_log.steps.loss[0] == pytest.approx(math.log(38))
+    assert [(one.iteration, one.val_loss) for one in run_log.evals] == [(700, pytest.approx(math.log(20)))]
+    assert "log.loss_of_perplexity" in {note.key for note in run_log.notes}
+
+
+def test_a_perplexity_beside_losses_is_no_step() -> None:
+    text = "".join(f"step {at} | loss 3.{at}\nstep {at} | ppl 25.0\n" for at in range(10, 50, 10))
+    run_log = parse_log(text)
+    assert run_log.steps.iteration.tolist() == [10, 20, 30, 40]
+    assert "log.loss_of_perplexity" not in {note.key for note in run_log.notes}
+
+
+def test_batches_from_to_of_an_epoch() -> None:
+    line = "(trainer:636) INFO: {0}epoch:train:{1}-{2}batch: iter_time=0.4, loss=3.{2}, optim0_lr0=2.5e-05\n"
+    run_log = parse_log("".join(line.format(1, at + 1, at + 100) for at in (0, 100, 200, 300)))
+    assert run_log.steps.iteration.tolist() == [100, 200, 300, 400]
+    assert (run_log.steps.lr == 2.5e-5).all()
+    assert np.isnan(run_log.steps.ms).all()
+
+
+def _bar_and_lines(lines_at: range, bar_at: range, shift: int = 1) -> str:
+    """A bar whose loss was set by the step before, and what was printed meanwhile, after it."""
+
+    def loss(at: int) -> float:
+        return 2 + 5 / (1 + at / 50) + (at * 7919 % 101) / 1000
+
+    bar = "Epoch [1/1]:  9%|#   | {}/900 [00:{:02d}<09:19, 1.00it/s, loss={:.4f}]"
+    moves = (bar.format(at - shift, at // 20, loss(at)) for at in bar_at)
+    lines = (f"step {at}/900 | loss: {loss(at):.6f} | lr 0.001\n" for at in lines_at)
+    return "".join(f"{move}\n" for move in moves) + "".join(lines)
+
+
+def test_a_bar_and_the_lines_that_were_buffered_meanwhile_are_one_process() -> None:
+    run_log = parse_log(_bar_and_lines(range(20, 901, 20), range(20, 901, 20)))
+    assert run_log.steps.iteration.tolist() == list(range(20, 901, 20))
+    assert len(run_log.segments) == 1
+    assert np.isfinite(run_log.steps.ms).any(), "by the bar"
+
+
+def test_other_losses_after_a_bar_are_another_process() -> None:
+    text = _bar_and_lines(range(20, 901, 20), range(20, 901, 20)).replace("| loss: ", "| loss: 1")
+    assert sum(len(one.steps) for one in parse_logs(text)) == 90
+
+
+def test_a_date_and_time_as_a_field() -> None:
+    line = "step: {0}  |  time: 2025-08-20 13:{1:02d}:{2:02d}.250000  |  loss: 6.{0}\n"
+    run_log = parse_log("".join(line.format(at, at // 60, at % 60) for at in range(10, 200, 10)))
+    assert run_log.steps.ms[1:].tolist() == pytest.approx([1000] * 18)
+    assert Analysis(run_log).stamped_s == 180
+    text = "".join(f"step {at} | loss 2.{at}\n" for at in range(10, 90, 10))
+    assert not parse_log(text.replace("| loss", "| run 2025-08-20 13:00:00 | loss")).stamps
+
+
+def test_the_time_of_a_run_and_the_source_of_a_message() -> None:
+    lines = [f"step {at} | loss 2.{at}\n" for at in range(10, 90, 10)]
+    run_log = parse_log("".join([*lines, "done in 20.4 min; trained 32.8M tokens (~3.1 epochs)\n"]))
+    assert run_log.setup.wall_s == pytest.approx(1224)
+    source = '    self.msg(f"Saved checkpoint to {save_path}")\n'
+    assert not parse_log("".join([*lines[:4], source, *lines[4:]])).checkpoints
+    saved = source.replace("{save_path}", "out/state.pt")
+    assert len(parse_log("".join([*lines[:4], saved, *lines[4:]])).checkpoints) == 1
+
+
+def test_a_program_whose_bar_moved_may_have_trained() -> None:
+    error = "RuntimeError: got signal: 1\n"
+    for text, claims in ((error, True), (f" 1%|  | 68/5520 [00:21<28:19, 3.21it/s]\n{error}", False)):
+        with pytest.raises(UserError) as raised:
+            parse_log(f"Model Params: 108M\n{text}")
+        assert 'failed before it had trained: "RuntimeError' in str(raised.value) or not claims
+        assert 'a program failed: "RuntimeError' in str(raised.value) or claims
+
+
+def test_swanlab_says_that_its_experiment_is_over() -> None:
+    text = "".join(f"step {at} | loss 2.{at}\n" for at in range(10, 90, 10))
+    assert parse_facts(text + "swanlab: Experiment base-lr-0.001 has completed\n").ended == "finished"

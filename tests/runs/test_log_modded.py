@@ -116,3 +116,12 @@ def test_a_total_in_tenths_of_seconds_has_a_mean_that_is_finer() -> None:
     assert run_log.steps.ms.tolist() == [250.0] * 40
     assert run_log.steps.loss[[0, -1]].tolist() == [8.9, 5.0]
     assert [one.iteration for one in run_log.evals] == [0, 40]
+
+
+def test_a_share_of_the_peak_of_the_learning_rate() -> None:
+    line = "step:{}/200 train_loss:3.2 lr_scale:{} muon_mom:0.95 train_time:{}ms step_avg:100.00ms\n"
+    run_log = parse_log(
+        "".join(line.format(at, min(1.0, (200 - at) / 80), 100 * at) for at in range(10, 201, 10))
+    )
+    assert run_log.trainer.lr_is_share_of_peak
+    assert run_log.steps.lr[[0, -3]].tolist() == [1.0, 0.25]

@@ -84,3 +84,35 @@ def test_names_of_rewards() -> None:
         "frac_reward_zero_std": False, "critic/rewards/mean": True, "critic/rewards/max": False,
     }  # fmt: skip
     assert {name: role_of(name) == "reward" for name in cases} == cases
+
+
+def test_verl_s_validations_and_saves() -> None:
+    """A validation's numbers may make the line too long, so that its end is missing."""
+
+    def step(at: int) -> str:
+        others = f" - critic/score/mean:{-at / 100} - response_length/mean:{900 - at}"
+        text = verl(at).replace(" - perf/", f"{others} - perf/total_num_tokens:123000 - perf/")
+        if at % 10 == 0:
+            head, tail = text.split(" - critic/rewards/max")
+            val = f" - val-aux/gsm8k/reward/mean@1:np.float64({at / 100}) - val-aux/gsm8k/reward/std@1:0."
+            return head + val if at == 10 else head + val + " - critic/rewards/max" + tail
+        return text
+
+    lines = ["step:0 - val-aux/gsm8k/reward/mean@1:np.float64(0.005) - val-aux/gsm8k/reward/std@1:0.3"]
+    lines += [step(at) for at in range(1, 25)]
+    lines.append("local_global_step_folder: out/verl/global_step_20")
+    lines += [step(at) for at in range(25, 31)]
+    run_log = parse_log("".join(f"{line}\n" for line in lines))
+    assert run_log.steps.iteration.tolist() == list(range(1, 31))
+    assert [(one.iteration, one.val_loss) for one in run_log.evals] == [
+        (0, None),
+        (10, None),
+        (20, None),
+        (30, None),
+    ]
+    assert [one.iteration for one in run_log.checkpoints] == [20]
+    assert run_log.steps.tokens_per_s[0] == 2000
+    courses = {course.name: course for course in run_log.metric_courses}
+    assert list(courses) == ["val-aux/gsm8k/reward/mean@1", "critic/score/mean", "response_length/mean"]
+    assert courses["val-aux/gsm8k/reward/mean@1"].values == 4
+    assert "throughput-drift" not in {finding.id for finding in explain(run_log).findings}

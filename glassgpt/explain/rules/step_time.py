@@ -174,8 +174,9 @@ def find_regime_cost(analysis: Analysis) -> RegimeCost | None:
 
 def throughput_drift(analysis: Analysis) -> Finding | None:
     """Slow regimes, and what they cost; or iterations that get slower, or faster, little by little."""
-    # Lines quoted in a text may come from different runs.
-    if analysis.log.is_excerpt or analysis.log.trainer.step_work_grows:
+    # Lines quoted in a text may come from different runs. In reinforcement learning answers have any length.
+    run_log = analysis.log
+    if run_log.is_excerpt or run_log.trainer.step_work_grows or not run_log.loss_measures_learning:
         return None
     if len(analysis.regimes) < 2:
         return _gradual_drift(analysis)

@@ -28,6 +28,7 @@ _ORDER = (
     "olmo",
     "verl",
     "mlx_lm",
+    "marian",
     "keras",
     "lightning",
     "glassgpt",

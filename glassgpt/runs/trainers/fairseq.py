@@ -10,7 +10,8 @@ The first two are `log_format=json`, the others `simple` and `tqdm`. Its criteri
 are in bits, and a perplexity is 2 to the power of the cross-entropy. That is `nll_loss` where it is printed:
 `loss` then has more in it (label smoothing), or is a mean over something else than tokens (CTC: sentences).
 The means of an epoch are steps only where no line has come before. Of several validation sets the first
-counts, by which fairseq chooses its best checkpoint.
+counts, by which fairseq chooses its best checkpoint. Where a log begins in the middle, the best loss that its
+first evaluation states is of an earlier one.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class FairseqReader:
         if builder.trainer.loss_base != base:
             builder.trainer = replace(builder.trainer, loss_base=base)
         if subset not in ("", "train"):
-            self._read_validation(subset, at, loss, builder)
+            self._read_validation(subset, at, loss, values, builder)
             return True
         is_epoch = subset == "train" or ("%|" not in line and " | loss " in line)
         self._has_inner_lines = self._has_inner_lines or not is_epoch
@@ -104,16 +105,22 @@ class FairseqReader:
             ms=ms,
             lr=parse_number(values.get("lr", "nan")),
             grad_norm=parse_norm(values.get("gnorm")),
+            tokens_per_s=parse_number(values.get("wps", "nan")),
         )
         if base is None and "ppl" in values:
             builder.add_metrics({"ppl": parse_number(values["ppl"])})
         return True
 
-    def _read_validation(self, subset: str, at: int, loss: float, builder: RunBuilder) -> None:
+    def _read_validation(
+        self, subset: str, at: int, loss: float, values: Mapping[str, str], builder: RunBuilder
+    ) -> None:
         end, start, self._eval_start = clock_us(builder.clock), self._eval_start, None
         seconds = (end - start) / 1e6 if end is not None and start is not None and end >= start else None
         if self._clock is not None:
             self._clock.add_eval(seconds)
+        best = parse_number(values.get("best_loss", values.get("best", "nan")))
+        if self._subset is None and best < loss:
+            builder.add_eval(None, best)
         self._subset = self._subset or subset
         if subset == self._subset:
             builder.add_eval(at, loss, ms=None if seconds is None else seconds * 1000)

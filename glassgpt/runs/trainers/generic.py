@@ -29,6 +29,7 @@ from typing import NamedTuple
 
 from glassgpt.i18n import say
 from glassgpt.runs.builder import RunBuilder
+from glassgpt.runs.exit_status import spent_seconds
 from glassgpt.runs.fields import SPLITS, Field, Line, read_line, step_values
 from glassgpt.runs.log_numbers import MAX_COUNT, parse_ms
 from glassgpt.runs.metric_columns import PART_RANK, metric_of
@@ -55,6 +56,7 @@ _SAVED = re.compile(
     r"|\b(?:sav(?:ed|ing|e)|wrote|writing|sauvegard\w{1,4}|gespeichert|guardad[ao]|guardando|salv(?:o|ando|ato))\b"
     r".{0,200}\.(?:pth?|ckpt|safetensors|h5|keras|npz)\b|(?:保存|저장).{0,200}\.(?:pth?|ckpt|safetensors)\b"
 )
+_SOURCE = re.compile(r"\(r?f[\"'][^\"']{0,200}\{[A-Za-z_]")  # code that prints such a line
 _SAVE_WORDS = ("sav", "writ", "wrote", "checkpoint", "auvegard", "speicher", "guard", "salv", "保存", "저장")
 _SAVE_TIME = re.compile(r"\b(?:in|took) (\d{1,6}(?:\.\d{1,9})?)\s?(ms|s)(?:ec(?:ond)?s?)?\b")
 _SAVED_AT = re.compile(r"(?:step|iter|ckpt|checkpoint|epoch|model)s?[_-](\d{1,12})(?!\d|\.\d|/)")  # in a path
@@ -87,7 +89,7 @@ _OF_VALIDATION = frozenset({"score", "error_rate"})  # a line with BLEU, say
 _GLOBAL = re.compile(r"global[ _]step|num_updates", re.IGNORECASE)  # of the run, whatever else is counted
 _MIN_SUMMED_LOSS = 2.0  # over ln(perplexity): such a loss is a sum over tokens
 _EPOCH_OVER_BATCH = re.compile(r"\b(TRAIN|CV) Batch (\d{1,9})/(\d{1,9})(?= loss )")  # as WeNet prints them
-_MARIAN = re.compile(r"\bEp\. (\d{1,9}) : Up\. (\d{1,12}) :")
+_OF_BATCHES = re.compile(r"\b(\d{1,9})epoch:(train|valid):\d{1,9}-(\d{1,9})batch: ")  # as ESPnet does
 _SCALES = {"k": 1000, "m": 1_000_000}
 _BATCH = re.compile(r"\bglobal[ _]batch[ _]size\b\W{1,8}(\d{1,9})\b", re.IGNORECASE)
 
@@ -136,6 +138,7 @@ class GenericReader:
         self._title: Field | None = None  # the count that the next losses are of
         self._section = ""  # the split of the next lines, by a title
         self._loss_name: str | None = None  # of those that are not the loss, the one that is taken
+        self._has_perplexities = False  # steps with a perplexity instead of a loss
         self._has_named_steps = False  # steps whose loss is called so, not just `train`
         self._gap: int | None = None  # between the steps of two lines, as they say it
         self._names_nothing = False  # makemore's steps: `  10000/ 200000: 2.0322`
@@ -150,8 +153,8 @@ class GenericReader:
     def __call__(self, text: str, builder: RunBuilder) -> bool:
         if " Batch " in text:
             text = _EPOCH_OVER_BATCH.sub(r"\1 epoch \2 batch \3", text, count=1)
-        elif text.startswith(("Ep. ", "[valid] Ep. ")):
-            text = _MARIAN.sub(r"epoch \1 | step \2 |", text, count=1)
+        elif "batch: " in text:
+            text = _OF_BATCHES.sub(r"\2 epoch \1 batch \3: ", text, count=1)
         line, count_line, self._count_line = read_line(text), self._count_line, ""
         if count_line and line.of("loss") and line.of("iteration", "epoch", "batch") is None:
             line = read_line(f"{count_line} | {text}")  # a step on two lines
@@ -181,7 +184,8 @@ class GenericReader:
         """The training loss and the validation loss of a line."""
         found = [one for one in line.fields if one.role in ("loss", "val_loss") and one.unit != "%"]
         if not found:
-            return self._unnamed_losses(line, builder)
+            loss, val_loss = self._unnamed_losses(line, builder)
+            return loss if loss or val_loss else self._log_perplexity(line, builder), val_loss
         if not any(one.split for one in found):
             kinds = {metric.kind for one in line.fields if one.is_metric and (metric := metric_of(one.name))}
             split = "val" if kinds & _OF_VALIDATION else self._section if line.of("iteration") is None else ""
@@ -222,6 +226,22 @@ class GenericReader:
             return None, None
         return train_loss, val_loss
 
+    def _log_perplexity(self, line: Line, builder: RunBuilder) -> Field | None:
+        """Of a step that has a perplexity instead of a loss: `Epoch  2,  50/725; acc: 4; ppl: 22.37`."""
+        count = line.of("iteration", "epoch", "batch")
+        if count is None or not count.is_count or self._section in ("val", "test"):
+            return None
+        if builder.has_steps and not self._has_perplexities:
+            return None
+        for one in line.fields:
+            metric = metric_of(one.name) if one.is_metric else None
+            if metric and metric.kind == "perplexity" and not metric.is_eval and one.split in ("", "train"):
+                if not self._has_perplexities:
+                    builder.notes.append(say("log.loss_of_perplexity", name=one.name))
+                self._has_perplexities = True
+                return one._replace(role="loss", text=str(math.log(max(one.value, 1.0))))
+        return None
+
     def _other_loss(self, line: Line, found: list[Field], builder: RunBuilder) -> Field | None:
         """The first of several losses, none of which is called just so; later only the same one."""
         is_new = self._loss_name is None
@@ -243,8 +263,11 @@ class GenericReader:
         if _END.match(lower) or self._ends_last_epoch(lower):
             self.close(builder)
             builder.add_event("finish", line.text)
+            if (wall_s := spent_seconds(line.text)) is not None and builder.has_steps:
+                builder.setup.values["wall_s"] = wall_s
         elif any(word in lower for word in _SAVE_WORDS) and _SAVED.search(lower):
-            self._read_save(line, lower, builder)
+            if not _SOURCE.search(line.text):
+                self._read_save(line, lower, builder)
         elif self._read_title(line):
             return False
         else:

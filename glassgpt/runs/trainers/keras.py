@@ -9,7 +9,11 @@ A bar is redrawn many times; of each epoch its last state is read. The loss is t
 The time is the mean over the epoch without its first batch; in its last state it includes the validation.
 Whole seconds per step are too coarse: then it is the epoch's time over its batches. What a callback says of
 the epoch (`Epoch 3: val_loss improved from …, saving model to …`) may come before the bar's last state.
-A bar without an epoch before it is that of `evaluate` or `predict`.
+A bar without an epoch before it is that of `evaluate` or `predict`; where a log begins with one that moves
+on, it is of an epoch whose beginning is missing.
+
+Old versions count the samples of an epoch, not its batches: `Train on 9595 samples` says so, or a time of a
+sample. Where a whole bar has no time of a step, or less than any batch takes, nothing says what it counts.
 """
 
 from __future__ import annotations
@@ -25,8 +29,10 @@ from glassgpt.runs.step_line import StepLine, add_values
 from glassgpt.runs.trainer import Trainer
 
 _EPOCH = re.compile(r"^Epoch (\d{1,9})/(\d{1,9})$")
-_BAR = re.compile(r"^(\d{1,9})/(\d{1,9}|Unknown) (?:[━╸╺]{1,80} |\[[=>.]{1,80}\] )?(?:- )?(?=\S)(.{1,600})$")
+_BAR = re.compile(r"^(\d{1,9})/(\d{1,9}|Unknown) ([━╸╺]{1,80} |\[[=>.]{1,80}\] )?(?:- )?(?=\S)(.{1,600})$")
 _TIME = re.compile(r"(?<![\w.])(\d{1,9})(us|ms|s)/step\b")
+_TRAIN_ON = re.compile(r"^Train on (\d{1,9}) samples")
+_MIN_BATCH_MS = 0.1  # Keras itself takes longer for one
 _EPOCH_TIME = re.compile(r"^(?:- )?(\d{1,9})s\b")  # in the last state; in others it is what is left
 _VAL_LOSS = re.compile(rf"- val_loss: {NUMBER}")
 _NUMBERS = StepLine("$^", {"loss": "loss", "learning_rate|lr": "lr"})
@@ -34,6 +40,7 @@ _SAVED = re.compile(r"^Epoch (\d{1,9}): .{0,200}\bsaving model to ")
 _STOPPED = re.compile(r"^Epoch \d{1,9}: early stopping$")
 _RESTORED = "Restoring model weights from the end of the best epoch"
 _MIN_TIME_RATIO = 0.5  # of an epoch's time to that by its rounded step time
+_UNKNOWN_EPOCH = (1, 0)  # its number, of how many
 _UNITS = {"us": 1e-3, "ms": 1.0, "s": 1e3}
 
 
@@ -45,12 +52,16 @@ class KerasReader:
         self._state: tuple[int, str, int] | None = None  # of its bar: batches, text, line in the file
         self._per_epoch = 0  # batches
         self._counts_samples = False
+        self._is_old = False  # its bar is drawn as before Keras 3
+        self._samples = ""  # as many as an epoch has, where a line says it
         self._save: tuple[int, int] | None = None  # of this epoch: its number, line in the file
         self._stop = ""  # the line about early stopping, or about the weights that it restores
 
     def __call__(self, line: str, builder: RunBuilder) -> bool:
         if line.startswith("Epoch "):
             if match := _EPOCH.match(line):
+                if self._epoch == _UNKNOWN_EPOCH:  # it was the one before, or none
+                    self._epoch = (int(match[1]) - 1, int(match[2])) if int(match[1]) > 1 else None
                 self.close(builder)
                 self._epoch, self._stop = (int(match[1]), int(match[2])), ""
                 if self._epoch[0] == 1:
@@ -62,14 +73,19 @@ class KerasReader:
             elif _STOPPED.match(line):
                 self._read_stop(line, builder)
             return False
+        if line.startswith("Train on ") and (match := _TRAIN_ON.match(line)):
+            self._samples = match[1]
         if line.startswith(_RESTORED):
             self._read_stop(line, builder)
             return False
         if "loss: " not in line or not (match := _BAR.match(line)):
             return False
-        done, total, text = int(match[1]), match[2], match[3]
+        done, total, text = int(match[1]), match[2], match[4]
+        self._is_old = (match[3] or "").startswith("[")
         if self._epoch is None:
-            return self._per_epoch > 0  # a bar of `evaluate`, after `fit`: ours, and no step
+            if self._per_epoch or not self._is_old or total == "Unknown" or done >= int(total):
+                return self._per_epoch > 0  # a bar of `evaluate`, after `fit`: ours, and no step
+            self._epoch = _UNKNOWN_EPOCH
         if "loss" not in _NUMBERS.values(text):
             return False  # cut off
         is_other_bar = total not in (str(self._per_epoch), "Unknown") and self._per_epoch > 0
@@ -79,6 +95,13 @@ class KerasReader:
         self._state = done, text, builder.line
         self._per_epoch = int(total) if total != "Unknown" else max(done, self._per_epoch)
         return True
+
+    @staticmethod
+    def _is_too_fast(text: str) -> bool:
+        """Whether a whole bar says less than a batch takes, or nothing, of the time of what it counts."""
+        if time := _TIME.search(text):
+            return 0 < parse_number(time[1]) * _UNITS[time[2]] < _MIN_BATCH_MS
+        return _EPOCH_TIME.match(text) is not None
 
     def _read_stop(self, line: str, builder: RunBuilder) -> None:
         """Two lines, in this order or the other: the stop is one event, which the second one completes."""
@@ -98,9 +121,13 @@ class KerasReader:
         if epoch is None or state is None:
             return
         done, text, line = state
-        # Before Keras 2.3 a bar counts samples: how many batches there are is not known, only the epochs.
-        self._counts_samples = self._counts_samples or "/sample" in text
-        if self._counts_samples:
+        self._counts_samples = (
+            self._counts_samples
+            or "/sample" in text
+            or self._samples == str(self._per_epoch)
+            or (self._is_old and done == self._per_epoch and self._is_too_fast(text))
+        )
+        if self._counts_samples:  # how many batches there are is not known, only the epochs
             done = self._per_epoch = 1
             if not builder.trainer.iterations_are_epochs:
                 builder.trainer = replace(builder.trainer, iterations_are_epochs=True)
@@ -109,8 +136,9 @@ class KerasReader:
         if iteration > MAX_COUNT:
             return
         time = None if self._counts_samples else _TIME.search(text)
-        builder.setup.values["epochs"] = float(epoch[0])
-        builder.setup.values["planned_iterations"] = min(epoch[1] * self._per_epoch, MAX_COUNT)
+        if epoch[1]:
+            builder.setup.values["epochs"] = float(epoch[0])
+            builder.setup.values["planned_iterations"] = min(epoch[1] * self._per_epoch, MAX_COUNT)
         values = _NUMBERS.values(text)
         if time:
             values["ms"] = parse_number(time[1]) * _UNITS[time[2]]

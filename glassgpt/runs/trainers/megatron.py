@@ -2,10 +2,12 @@
 
     iteration       10/     100 | consumed samples: 640 | elapsed time per iteration (ms): 812.3 | lm loss: …
     validation loss at iteration 50 on validation set | lm loss value: 2.500000E+00 | lm loss PPL: 1.2E+01 |
+    validation loss at iteration 50 | LM loss: 2.500000E+00 | LM PPL: 1.218249E+01                (older)
     Training epoch 0, iteration 9/99 | lr: 3e-06 | reduced_train_loss: 10.31 | train_step_timing in s: 4.5
 
 Loss and time are means since the previous line; the time excludes evaluations. An iteration whose loss is NaN
-is skipped, and counted at the end of the line.
+is skipped, and counted at the end of the line. A line without a loss, which stands before the loss scale, has
+no iteration with a finite one, or only skipped ones. Without a scaler (loss scale 1.0) none is skipped.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ _STEP = StepLine(
         "consumed tokens": "tokens", "actual seqlen": "sequence", "MFU": "mfu",
         r"tokens per gpu per second \(tgs\)": "device_tokens_per_s", "number of nan iterations": "nan",
         r"tokens per GPU \(tokens/s/GPU\)": "device_tokens_per_s",
-        "number of skipped iterations": "skipped",
+        "number of skipped iterations": "skipped", "loss scale": "scale",
     },
 )  # fmt: skip
 _NEMO = StepLine(
@@ -42,7 +44,7 @@ _NEMO = StepLine(
 )  # fmt: skip
 _VALIDATION = re.compile(
     r"\bvalidation (?:loss|results) at (?:the end of training for val data|iteration (\d{1,15})\b)"
-    rf"(?! on test)[^|]{{0,40}}\| (?:lm[ _])?loss value: {NUMBER}"
+    rf"(?! on test)[^|]{{0,40}}\| (?:(?:lm[ _])?loss value|LM loss): {NUMBER}"
 )
 _SAVED = re.compile(r"\bsuccessfully saved checkpoint (?:from|at) iteration\s{1,12}(\d{1,15})\b")
 # DeepSpeed's, which GPT-NeoX saves with.
@@ -71,8 +73,8 @@ class MegatronReader:
                 is_new = val_loss not in (None, builder.last_val_loss, self._val_loss)
                 is_known = builder.has_steps or step.iteration == 0
                 self._add(step.iteration, step.values, builder)
-                if is_new and is_known:
-                    builder.add_eval(step.iteration, val_loss)
+                if is_new:
+                    builder.add_eval(step.iteration if is_known else None, val_loss)
                 self._val_loss = val_loss
                 return True
             if match := _ITERATION.search(line):
@@ -100,14 +102,20 @@ class MegatronReader:
 
     def _read_step(self, iteration: int, planned: int, line: str, builder: RunBuilder) -> bool:
         values = _STEP.values(line)
-        if values.keys().isdisjoint(("ms", "s")) or ("loss" not in values and "nan" not in values):
+        # A loss that is no number is left out of the line. Of one that is cut off, what is whole says so.
+        whole = values if line.endswith("|") else _STEP.values(line[: line.rfind("|")])
+        has_no_loss = "loss" in self._names and "loss" not in values and "scale" in whole
+        if values.keys().isdisjoint(("ms", "s")) or not ("loss" in values or "nan" in values or has_no_loss):
             return False  # cut off
-        if not line.endswith("|") and values.keys() < self._names:
+        if has_no_loss:
+            values = whole
+        elif not line.endswith("|") and values.keys() < self._names:
             builder.partial_iteration = iteration
             return False  # cut off: its last number may be cut too
-        self._names = set(values)
-        if "loss" not in values and values["nan"] > 0:
-            values["loss"] = math.nan  # a loss that is no number is left out of the line
+        self._names = {*values, *self._names & {"loss"}}
+        is_uncounted = has_no_loss and values["scale"] == 1 and "skipped" not in values
+        if "loss" not in values and values.get("nan", is_uncounted) > 0:
+            values["loss"] = math.nan
         builder.setup.values["planned_iterations"] = planned
         self._add(iteration, values, builder)
         if 0 < values.get("skipped", 0) <= _MAX_SKIPPED:

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from glassgpt.i18n import say
 from glassgpt.runs.builder import RunBuilder
-from glassgpt.runs.log_numbers import COUNT, MAX_COUNT, NUMBER, parse_ms, parse_number
+from glassgpt.runs.log_numbers import COUNT, MAX_COUNT, NUMBER, parse_ms, parse_number, search_number
 from glassgpt.runs.trainer import Trainer
 
 _LINE = re.compile(
@@ -31,6 +31,7 @@ _BARRED = re.compile(
 _END = re.compile(
     r"^peak memory (?:allocated|consumption)|^stopping_early: |^(?:final|legal)_\w+ .{0,80}\bval_bpb:"
 )
+_LR_SCALE = re.compile(rf"\blr_(?:scale|mul):{NUMBER}")  # the share of the peak
 _BITS = re.compile(rf"\bval_bpb:{NUMBER}")
 
 
@@ -81,7 +82,10 @@ class ModdedReader:
             if at > self._iteration + 1 and not builder.trainer.step_time_is_interval_mean:
                 builder.trainer = replace(builder.trainer, step_time_is_interval_mean=True)
         self._iteration, self._total_ms = at, total_ms
-        builder.add_step(at, parse_number(loss) if loss else None, ms=ms)
+        scale = search_number(_LR_SCALE, line) if "lr_" in line else math.nan
+        if scale >= 0 and not builder.trainer.lr_is_share_of_peak:
+            builder.trainer = replace(builder.trainer, lr_is_share_of_peak=True)
+        builder.add_step(at, parse_number(loss) if loss else None, ms=ms, lr=scale)
         return True
 
 

@@ -3,9 +3,11 @@
     step:1 - global_seqlen/min:6543 - actor/pg_loss:0.012 - actor/grad_norm:0.31 - actor/lr:1e-06
     - critic/rewards/mean:0.21 - perf/throughput:1432.1 - timing_s/step:61.2       (on one line)
     step:20 - val-core/openai/gsm8k/reward/mean@1:0.71
+    local_global_step_folder: checkpoints/global_step_50
 
 The policy's loss says nothing about learning; the rewards do. Throughput is of one GPU. A time is of a whole
-step: generation, the reward and the update.
+step: generation, the reward and the update. The numbers of a validation are on the line of the step before
+it, which may be cut after so many, or on one of their own.
 """
 
 from __future__ import annotations
@@ -25,24 +27,40 @@ _STEP = StepLine(
     _BEGIN.pattern,
     {
         "actor/(?:pg_loss|loss)": "loss", "actor/lr": "lr", "actor/grad_norm": "grad_norm",
-        "timing_s/step": "s", "perf/throughput": "device_tokens_per_s",
+        "timing_s/step": "s", "perf/throughput": "device_tokens_per_s", "perf/total_num_tokens": "tokens",
     },
     before_number=_PLAIN_NUMBER,
 )  # fmt: skip
 _PROGRESS = re.compile(rf"\btraining/global_step:{_PLAIN_NUMBER}{NUMBER}")
+_VALIDATION = re.compile(r" - val[-/]")
+_SAVED = re.compile(r"\blocal_global_step_folder: .{0,1000}\bglobal_step_(\d{1,15})\b")
+_RESUMED = re.compile(r"(?:\([^()]{1,60}\) )?Setting global step to [1-9]")
 
 
 def read(line: str, builder: RunBuilder) -> bool:
-    if "step:" not in line or " - " not in line:
+    if "global" in line and builder.has_steps and (save := _SAVED.search(line)):
+        builder.add_checkpoint(int(save[1]))
+    elif "Setting global step to" in line and _RESUMED.match(line):
+        builder.start_process(resumed=True)
+    if "step:" not in line or " - " not in line or (begin := _BEGIN.search(line)) is None:
         return False
-    if (begin := _BEGIN.search(line)) is None:
-        return False
-    step, done = _STEP.parse(line, builder), _PROGRESS.search(line)
+    values, done = _STEP.values(line), _PROGRESS.search(line)
     iteration = round(parse_number(done[1])) if done else int(begin[1])
-    if step is not None:
-        add_values(builder, iteration, step.values)
-    builder.add_metrics(read_metric_values(line), iteration)
-    return step is not None
+    is_evaluated = _VALIDATION.search(line) is not None
+    if not values.keys() & {"loss", "s"}:
+        is_step = False
+    elif is_step := is_evaluated or "s" in values or "ms" not in builder.last_step_columns:
+        if "tokens" in values and values.get("s", 0) > 0:
+            values["tokens_per_s"] = values["tokens"] / values["s"]
+            values.pop("device_tokens_per_s", None)
+        add_values(builder, iteration, values)
+    else:
+        builder.partial_iteration = iteration
+    if is_evaluated:
+        builder.add_eval(iteration)  # by rewards
+    is_cut = is_evaluated and is_step and "s" not in values
+    builder.add_metrics(read_metric_values(line.rpartition(" - ")[0] if is_cut else line), iteration)
+    return is_step or is_evaluated
 
 
 TRAINER = Trainer(

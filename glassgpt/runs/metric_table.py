@@ -502,10 +502,21 @@ class MetricTable:
             loss, val_loss = (None, val_loss) if math.isnan(loss) else (loss, None)
         if iteration is None or loss is None:
             self._read_event(row, iteration)
+        trainer = self._trainer
+        if trainer is not None and trainer.document_reader is not None and trainer.rows_key in row:
+            trainer.document_reader(row, builder)  # it holds all rows again: it is of the whole run
+            return
         if iteration is None:
             return
         epoch = cell("epoch") if "iteration" in columns else None
-        iteration = self._counted_on(iteration, epoch)
+        planned = self._planned(row)
+        counts_batches = (
+            loss is None and planned is not None and self._counts_batches(iteration, planned, epoch, val_loss)
+        )
+        if counts_batches and self._last_iteration is not None:
+            iteration, planned = self._closing[1] if self._closing else self._last_iteration, None
+        else:
+            iteration = self._counted_on(iteration, epoch)
         seconds = None if self._clock is None else self._clock.seconds(row)
         if self._total_clock is not None and (total_s := self._total_clock.seconds(row)) is not None:
             self._total_s = total_s
@@ -525,21 +536,16 @@ class MetricTable:
             if iteration <= self._first_iteration:  # a new run, whose first line has the same number
                 first = max(iteration, builder.trainer.first_iteration)
                 builder.trainer = replace(builder.trainer, first_iteration=first)
-        planned = cell("planned_iterations")
-        if planned is None and self._counts_epochs:
-            epochs = next((row[name] for name in row if normalise(name) in _PLANNED_EPOCHS), None)
-            total = parse_cell(epochs)
-            planned = None if total is None else total - (self._first_iteration == 0)
-        count = row.get(columns.get("iteration", ""))
-        if planned is None and isinstance(count, str) and "/" in count:
-            planned = parse_cell(count.partition("/")[2])
+        if planned is not None and self._counts_epochs and "planned_iterations" not in columns:
+            planned -= self._first_iteration == 0
         if self._earlier_iterations:  # it may be of an epoch
             builder.setup.values.pop("planned_iterations", None)
         elif planned is not None and 0 < planned <= MAX_COUNT:
             builder.setup.values["planned_iterations"] = int(planned)
         if (epoch := cell("epoch")) is not None and 0 <= epoch <= MAX_COUNT:
             builder.setup.values["epochs"] = epoch
-        self._closing = None
+        if not counts_batches:
+            self._closing = None
         if (run_s := cell("run_s")) is not None and 0 <= run_s < math.inf:
             self._run_s, builder.iterations_done = run_s, iteration
             builder.add_event("finish", f"the whole run took {run_s:.1f} s")
@@ -548,7 +554,7 @@ class MetricTable:
             self._add_eval(iteration, val_loss, val_bpb, cell("eval_s"))
         elif mark is not None:
             self._last_val_loss = None
-        elif builder.trainer.closing_row_has_no_loss:
+        elif builder.trainer.closing_row_has_no_loss and not counts_batches:
             self._closing = line, iteration
         if (
             mark is not None
@@ -566,6 +572,28 @@ class MetricTable:
                 builder.set_stage(self._stage)
         metrics = {name: parse_cell(row.get(name)) for name in self._metrics}
         builder.add_metrics({name: value for name, value in metrics.items() if value is not None}, iteration)
+
+    def _planned(self, row: Row) -> float | None:
+        """How many iterations, or epochs where these are counted, as the row says."""
+        columns, count = self._columns, row.get(self._columns.get("iteration", ""))
+        if (planned := parse_cell(row.get(columns.get("planned_iterations", "")))) is not None:
+            return planned
+        if self._counts_epochs:
+            return parse_cell(next((row[name] for name in row if normalise(name) in _PLANNED_EPOCHS), None))
+        return parse_cell(count.partition("/")[2]) if isinstance(count, str) and "/" in count else None
+
+    def _counts_batches(
+        self, iteration: int, planned: float, epoch: float | None, val_loss: float | None
+    ) -> bool:
+        """Whether a row without a training loss is of an evaluation that counts its own batches, to another
+        total than that of the steps, while the epoch does not go back."""
+        plan = self.builder.setup.values.get("planned_iterations")
+        if not isinstance(plan, int) or self._earlier_iterations or planned == plan:
+            return False
+        is_complete_or_empty = iteration == planned or val_loss is None
+        return is_complete_or_empty and (
+            epoch is None or self._last_epoch is None or epoch >= self._last_epoch
+        )
 
     def _note_stage(self, name: str) -> None:
         """A `phase` that is no split of the data and none of the learning rate is of other data."""

@@ -265,7 +265,7 @@ def _regimes(facts: Facts) -> str:
 
 
 def _count_and_interval(facts: Facts, iterations: Sequence[int] | None) -> str:
-    """How many, and at which interval if it is always the same."""
+    """How many, and at which interval if it is always the same; of two, if the first came after as many."""
     if iterations is None:  # without numbers there may be some
         has_some = facts.first_iteration is None or facts.val_metric is not None
         return "" if has_some else translate("label.none_recognised")
@@ -273,6 +273,7 @@ def _count_and_interval(facts: Facts, iterations: Sequence[int] | None) -> str:
         return translate("label.none_logged")
     count = f"{len(iterations):,}"
     intervals = {later - earlier for earlier, later in pairwise(iterations)}
-    if len(intervals) != 1 or min(intervals) <= 0:
+    is_regular = len(intervals) == 1 and (len(iterations) > 2 or iterations[0] <= max(intervals))
+    if not is_regular or min(intervals) <= 0:
         return count
     return translate("label.count_and_interval", number=count, distance=intervals.pop())

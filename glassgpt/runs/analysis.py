@@ -406,13 +406,13 @@ class Analysis:
 
     @cached_property
     def tokens_per_s(self) -> float | None:
-        """Of steady iterations: from the logged tokens per iteration, else the median of those printed, else
-        from the settings, whose batch size may be that of one device."""
+        """Of steady iterations: from the logged tokens per iteration, else the median of those printed, by
+        iterations as of their times, else from the settings, whose batch size may be that of one device."""
         log = self.log
         steady = log.is_steady()
         rows = steady if steady.any() else ~log.is_first_of_process()  # no row is steady without times
-        values = log.steps.tokens_per_s[rows]
-        printed = _median(values[np.isfinite(values) & (values > 0)])  # 0: not counted
+        rows &= np.isfinite(log.steps.tokens_per_s) & (log.steps.tokens_per_s > 0)  # 0: not counted
+        printed = median_by_iteration(log.steps.tokens_per_s[rows], log.iterations_timed()[rows])
         is_logged = bool(log.setup.tokens_per_iteration) or log.trainer.tokens_per_s_is_of_step
         if self.tokens_per_iteration and self.steady_ms and (is_logged or printed is None):
             return self.tokens_per_iteration / self.steady_ms * 1000
@@ -514,7 +514,7 @@ class Analysis:
             iterations_logged=log.iterations_logged,
             first_iteration=self._iteration(0),
             last_iteration=self._iteration(-1),
-            log_interval=log.log_interval(),
+            log_interval=log.log_interval() if log.has_regular_interval else None,
             tokens_per_iteration=self.tokens_per_iteration,
             parameters=self.size.parameters,
             steady_ms=self.steady_ms,

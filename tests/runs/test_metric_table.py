@@ -94,6 +94,30 @@ def test_a_gradient_norm_that_is_printed_as_nan_is_infinite() -> None:
     assert math.isnan(norms[4])
 
 
+def test_held_out_numbers_without_a_loss_are_evaluations() -> None:
+    rows = losses(20)
+    for name, is_eval in (("heldout_violation_rate", True), ("eval/preference", True), ("held-out F2", True),
+                          ("n_eval_actions", False), ("eval_interval", False), ("best_val_score", False),
+                          ("expert_load_cv", False), ("valid_tokens", False)):  # fmt: skip
+        run_log = read([row | ({name: 0.5} if at % 5 == 0 else {}) for at, row in enumerate(rows)])
+        steps = Analysis(run_log).facts.eval_steps
+        assert steps == ([0, 50, 100, 150] if is_eval else None), name
+    with_loss = [
+        row | {"eval/other": 0.5} | ({"eval/loss": 3.0 - at} if at == 7 else {})
+        for at, row in enumerate(rows)
+    ]
+    assert Analysis(read(with_loss)).facts.eval_steps == [70]
+
+
+def test_tokens_per_second_are_a_median_over_iterations() -> None:
+    at, seconds = [0, 10, 20, 50, 100, 200, 500, 5000], [0.0, 60, 120, 300, 600, 1200, 2100, 9000]
+    rows = [{"step": i, "loss": 3.0, "elapsed_s": s, "tokens_per_s": 1000.0 + i}
+            for i, s in zip(at, seconds, strict=True)]  # fmt: skip
+    facts = Analysis(read(rows)).facts
+    assert (facts.tokens_per_s, facts.log_interval) == (6000, None)
+    assert Analysis(read(losses(9))).facts.log_interval == 10
+
+
 def test_steps_and_their_lines() -> None:
     run_log = read(losses(5))
     assert run_log.steps.iteration.tolist() == [0, 10, 20, 30, 40]

@@ -82,6 +82,33 @@ def test_a_closing_record_tells_that_it_finished() -> None:
     assert ended([{"step": 0, "summary/total": 3}, *rows]) == "cut"  # it trained after it
 
 
+def test_a_text_of_the_last_row_tells_how_it_ended() -> None:
+    rows = losses(20)
+    texts = {"Training complete! Well done.": "finished", "KeyboardInterrupt": "interrupted",
+             "torch.OutOfMemoryError: CUDA out of memory": "oom",
+             "new best": "cut", "completed": "finished"}  # fmt: skip
+    found = {text: ended([*rows[:-1], rows[-1] | {"message": text}]) for text in texts}
+    assert found == texts
+    assert {text: ended([*rows, {"level": "info", "message": text}]) for text in texts} == texts
+    assert ended([row | {"status": "completed"} for row in rows]) == "cut"  # it is of every row
+    assert ended([*rows[:9], rows[9] | {"message": "Training complete!"}, *rows[10:]]) == "cut"
+
+
+def test_a_record_of_settings_has_the_plan() -> None:
+    rows = losses(20)
+    records: list[dict[str, object]] = [
+        {"type": "config", "args/steps": 200, "args/lr": 1e-4}, {"event": "config", "iters": 200},
+        {"config/max_steps": 200},
+    ]  # fmt: skip
+    for record in records:
+        (run_log,) = read([record, *rows])
+        assert (Analysis(run_log).facts.ended, len(run_log.steps)) == ("finished", 20), record
+        assert run_log.setup.planned_iterations == 200
+        assert ended([record, *rows[:-1]]) == "cut"
+    (other,) = read([*rows, {"step": 200, "steps": 7}])  # no settings
+    assert other.setup.planned_iterations is None
+
+
 def test_what_a_closing_record_says_is_the_total() -> None:
     (run_log,) = read([*losses(20), {"step": 200, "summary/total_training_time_hours": 1.5}])
     assert Analysis(run_log).total_s == pytest.approx(5400)

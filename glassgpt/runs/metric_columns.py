@@ -219,7 +219,7 @@ def metric_of(name: str) -> Metric | None:
     """By its name, as `role_of`; None for any other value of a line or a table."""
     if len(name) > _MAX_NAME_CHARS:
         return None
-    plain = re.sub(r"(?:_mean|_avg)(?:_\d{1,4})?$", "", normalise(name))
+    plain = re.sub(r"(?:_mean|_avg|_epoch|_step)(?:_\d{1,4})?$", "", normalise(name))
     words = plain.split("_")
     is_eval = not VAL_WORDS.isdisjoint((*words, words[0].rstrip("0123456789"))) or plain in (
         "hella",

@@ -18,7 +18,7 @@ import math
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from statistics import median
@@ -196,6 +196,14 @@ class MetricTable:
         """A process has started: the next row may repeat an iteration."""
         self._flush_sample()
         self._restart()
+
+    def expect_trainer(self, trainer: Trainer) -> None:
+        """The rows are this trainer's, if nothing said so before."""
+        self._trainer = self._trainer or trainer
+
+    def leave_out(self, names: Iterable[str]) -> None:
+        """Columns of numbers that are in no row."""
+        self._left_out += names
 
     def finish(self) -> bool:
         """There are no more rows. Whether any of them has a loss."""
@@ -573,9 +581,6 @@ class MetricTable:
             builder.setup.values["epochs"] = epoch
         if not counts_batches:
             self._closing = None
-        if (run_s := cell("run_s")) is not None and 0 <= run_s < math.inf:
-            self._run_s, builder.iterations_done = run_s, iteration
-            builder.add_event("finish", f"the whole run took {run_s:.1f} s")
         if val_loss is not None or val_bpb is not None:
             # Before the step: an evaluation in the same row comes before the time in it.
             self._add_eval(iteration, val_loss, val_bpb, cell("eval_s"))
@@ -599,6 +604,11 @@ class MetricTable:
             self._last_epoch = epoch
             if self._stage is not None:
                 builder.set_stage(self._stage)
+            if "run_s" in columns and columns["run_s"] in row:
+                builder.line += 1  # it is the mean of all, and comes after the last step
+        if (run_s := cell("run_s")) is not None and 0 <= run_s < math.inf:
+            self._run_s, builder.iterations_done = run_s, iteration
+            builder.add_event("finish", f"the whole run took {run_s:.1f} s")
         metrics = {name: parse_cell(row.get(name)) for name in self._metrics}
         builder.add_metrics({name: value for name, value in metrics.items() if value is not None}, iteration)
 

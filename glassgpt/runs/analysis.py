@@ -379,6 +379,11 @@ class Analysis:
         if rows is not None:
             trajectory = replace(trajectory, iteration=steps.iteration[rows], ms=steps.ms[rows])
         seconds = seconds_between(trajectory, after, until, self.steady_ms)
+        if seconds and rows is None and (split := self.time_split) is not None:
+            is_after = (split.apart_iteration > after) & (split.apart_iteration <= until)
+            seconds += float(split.apart_ms[is_after].sum()) / 1000
+        if seconds and self.stepped_s and self.measured_s == total_s and total_s:
+            seconds *= max(1.0, total_s / self.stepped_s)  # what no iteration's time has is spread over all
         if not total_s or not seconds or not math.isfinite(total_s) or not 0 < seconds <= total_s:
             return None
         return seconds, seconds / total_s

@@ -249,6 +249,10 @@ class MetricTable:
         if not (self.finish() if final else self.builder.has_steps):
             return ()
         built = self.builder.build(name, ends_mid_line=False)
+        if self._clock is not None and self._processes == 1 and "iteration" in self._columns:
+            eval_ms = self._clock.clock.eval_ms(built.steps.ms)
+            evals = (replace(one, ms=eval_ms.get(one.line, one.ms)) for one in built.evals)
+            built = replace(built, evals=tuple(evals))
         notes = [*built.notes, *self.notes, *([say("table.epochs")] if self._counts_epochs else [])]
         left_out = sorted(self._left_out, key=lambda name: _SCORES.search(name.lower()) is None)
         shown, more = ", ".join(map(sanitize_line, left_out[:_MAX_LEFT_OUT])), len(left_out) - _MAX_LEFT_OUT
@@ -773,7 +777,7 @@ class MetricTable:
         if is_stale or not self._is_new("val_loss", iteration, _known(value)):
             return
         if self._clock is not None:
-            self._clock.clock.add_eval(seconds)
+            self._clock.clock.add_eval(seconds, self.builder.line)
         if self._run_s is not None and seconds is not None and 0 <= seconds < math.inf:
             self._run_s += seconds  # after training, whose time is known
         self.builder.add_eval(

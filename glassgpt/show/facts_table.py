@@ -53,7 +53,12 @@ def fact_groups(facts: Facts) -> list[tuple[str, list[TableRow]]]:
     has_devices = (facts.device_count or 1) > 1
     run = [
         TableRow(translate("label.how_it_ended"), exit_status_label(facts)),
-        row(translate("label.logged_iterations"), format_integer, facts.iterations_logged),
+        row(
+            translate("label.logged_iterations"),
+            format_integer,
+            # 0 beside evaluations, whose lines have both losses, looks as if nothing had been logged.
+            facts.iterations_logged if facts.iterations_logged or not facts.eval_steps else None,
+        ),
         row(translate("label.first_iteration"), format_integer, facts.first_iteration),
         row(translate("label.last_iteration"), format_integer, facts.last_iteration),
         row(translate("label.log_interval"), format_integer, facts.log_interval),

@@ -663,7 +663,7 @@ class MetricTable:
 
     def _read_event(self, row: Row, iteration: int | None) -> None:
         """A row without a training loss: how the run ended, what it planned, or a save."""
-        is_closing = False
+        is_closing, is_settings = False, _is_settings(row)
         for name, value in row.items():
             holder, _, key = map(normalise, name.rpartition("/"))
             number = parse_cell(value)
@@ -671,7 +671,7 @@ class MetricTable:
                 self._read_text(name, value, iteration)
             elif number is None or not math.isfinite(number):
                 continue
-            elif _is_settings(row) or holder in _SETTINGS:
+            elif is_settings or holder in _SETTINGS:
                 if key in _PLAN_SETTINGS and 0 < number <= MAX_COUNT:
                     self._planned_count = int(number)
             elif _CLOSING.search(normalise(name)):
@@ -795,7 +795,8 @@ def _is_event_key(name: str) -> bool:
 
 def _is_settings(row: Row) -> bool:
     """Whether the row says that it is a record of settings."""
-    return any(normalise(name) in _EVENT_KEYS and normalise(str(row[name])) in _SETTINGS for name in row)
+    texts = (name for name, value in row.items() if isinstance(value, str) and len(value) <= MAX_CELL_CHARS)
+    return any(_is_event_key(name) and normalise(str(row[name])) in _SETTINGS for name in texts)
 
 
 def _is_total(name: str, rows: Sequence[Row]) -> bool:

@@ -51,13 +51,13 @@ def format_ms(value: float) -> str:
 
 
 def format_count(value: float) -> str:
-    """812, 19.4k, 10.7M, 1.56B"""
+    """1.38, 812, 19.4k, 10.7M, 1.56B"""
     if not math.isfinite(value):
         return "?"
     for limit, unit in _COUNT_UNITS:
         if value >= limit * 0.9995:
             return f"{value / limit:.3g}{unit}"
-    return f"{value:.0f}"
+    return f"{value:.3g}" if abs(value) < 10 else f"{value:.0f}"
 
 
 def format_integer(value: float) -> str:

@@ -389,6 +389,11 @@ class Analysis:
         if rows is not None:
             trajectory = replace(trajectory, iteration=steps.iteration[rows], ms=steps.ms[rows])
         seconds = seconds_between(trajectory, after, until, self.steady_ms)
+        if seconds and rows is None and (split := self.time_split) is not None:
+            is_after = (split.apart_iteration > after) & (split.apart_iteration <= until)
+            seconds += float(split.apart_ms[is_after].sum()) / 1000
+        if seconds and self.stepped_s and self.measured_s == total_s and total_s:
+            seconds *= max(1.0, total_s / self.stepped_s)  # what no iteration's time has is spread over all
         if not total_s or not seconds or not math.isfinite(total_s) or not 0 < seconds <= total_s:
             return None
         return seconds, seconds / total_s
@@ -416,13 +421,13 @@ class Analysis:
 
     @cached_property
     def tokens_per_s(self) -> float | None:
-        """Of steady iterations: from the logged tokens per iteration, else the median of those printed, else
-        from the settings, whose batch size may be that of one device."""
+        """Of steady iterations: from the logged tokens per iteration, else the median of those printed, by
+        iterations as of their times, else from the settings, whose batch size may be that of one device."""
         log = self.log
         steady = log.is_steady()
         rows = steady if steady.any() else ~log.is_first_of_process()  # no row is steady without times
-        values = log.steps.tokens_per_s[rows]
-        printed = _median(values[np.isfinite(values) & (values > 0)])  # 0: not counted
+        rows &= np.isfinite(log.steps.tokens_per_s) & (log.steps.tokens_per_s > 0)  # 0: not counted
+        printed = median_by_iteration(log.steps.tokens_per_s[rows], log.iterations_timed()[rows])
         is_logged = bool(log.setup.tokens_per_iteration) or log.trainer.tokens_per_s_is_of_step
         if self.tokens_per_iteration and self.steady_ms and (is_logged or printed is None):
             return self.tokens_per_iteration / self.steady_ms * 1000
@@ -524,7 +529,7 @@ class Analysis:
             iterations_logged=log.iterations_logged,
             first_iteration=self._iteration(0),
             last_iteration=self._iteration(-1),
-            log_interval=log.log_interval(),
+            log_interval=log.log_interval() if log.has_regular_interval else None,
             tokens_per_iteration=self.tokens_per_iteration,
             parameters=self.size.parameters,
             steady_ms=self.steady_ms,

@@ -155,6 +155,14 @@ _CONTAINERS = (  # of objects in objects, and the folders of tags
 )  # fmt: skip
 
 
+# Of a column that has a value where, and only where, held-out data were evaluated; but not beside the others.
+_EVAL_WORDS = {"val", "validation", "eval", "evaluation", "heldout", "holdout"}
+_NO_EVAL_WORDS = OTHER_TIMES | {
+    "n", "num", "count", "counts", "interval", "freq", "since", "next", "patience", "batch", "size", "steps",
+    "step", "iter", "iters", "epoch", "time", "runtime", "seconds", "sec", "secs", "s", "ms",
+}  # fmt: skip
+
+
 class Metric(NamedTuple):
     """What measures learning besides the loss."""
 
@@ -172,9 +180,10 @@ METRIC_NAMES: dict[str, tuple[str, bool | None]] = {
         "wacc",
         True,
     ),
-    "error_rate": ("wer cer per ter", False),
+    "error_rate": ("wer cer per ter error_rate", False),
     "score": (
-        "f1 f1score bleu bleu_1 bleu_2 bleu_3 bleu_4 rouge rouge_1 rouge_2 rouge_l rougel mrr core_metric",
+        "f1 f1score f1_score bleu bleu_1 bleu_2 bleu_3 bleu_4 rouge rouge_1 rouge_2 rouge_l rougel mrr "
+        "core_metric",
         True,
     ),
     "margin": ("margin margins", True),
@@ -188,6 +197,7 @@ _METRIC_ENDINGS = {
     for rank, (kind, (endings, higher_is_better)) in enumerate(METRIC_NAMES.items())
     for ending in endings.split()
 }
+_EVAL_ENDINGS: dict[str, bool | None] = {"score": True, "rate": None}  # of any evaluation, after those above
 _NO_METRIC_WORDS = {"std", "var", "min", "max", "best", "coef", "coeff", "target", "steps", "grad"}
 
 
@@ -212,7 +222,7 @@ def metric_of(name: str) -> Metric | None:
     if len(name) > _MAX_NAME_CHARS:
         return None
     name = name.replace("val-aux/", "val/")  # verl's, of a validation: no auxiliary loss
-    plain = re.sub(r"(?:_mean|_avg)(?:_\d{1,4})?$", "", normalise(name))
+    plain = re.sub(r"(?:_mean|_avg|_epoch|_step)(?:_\d{1,4})?$", "", normalise(name))
     words = plain.split("_")
     is_eval = not VAL_WORDS.isdisjoint((*words, words[0].rstrip("0123456789"))) or plain in (
         "hella",
@@ -230,7 +240,15 @@ def metric_of(name: str) -> Metric | None:
         if found := _METRIC_ENDINGS.get("_".join(words[-count:])):
             kind, rank, higher_is_better = found
             return Metric(kind, 10 * rank + 5 * (not is_eval), higher_is_better, is_eval)
+    if is_eval and ranked is None and words[-1] in _EVAL_ENDINGS:
+        return Metric(words[-1], 10 * len(METRIC_NAMES), _EVAL_ENDINGS[words[-1]], is_eval)
     return None
+
+
+def is_of_eval(name: str) -> bool:
+    """Whether a number under this name shows that held-out data were evaluated: no count, time or setting."""
+    words = set(normalise(name).split("_"))
+    return bool(words & _EVAL_WORDS) and not words & _NO_EVAL_WORDS
 
 
 def role_of(name: str) -> Role | None:

@@ -29,6 +29,10 @@ _TREND_BLOCKS = 60  # means of values: those of a choice between 0 and 1 have no
 _ENDS_SHARE = 10  # a tenth of the values at each end
 _MAX_ABS = 1e15
 _UNKNOWN = -1  # iteration
+# Of losses that are sums over tokens: evaluations, the highest mean over the lowest, the error of the number
+# of tokens by rounding, and this number. A loss in bits is 1.44 times one in nats.
+_MIN_SUMS, _MIN_SUM_RANGE, _MAX_SUM_ERROR, _MIN_SUMMED_TOKENS = 3, 1.05, 0.01, 2.0
+_MAX_MEAN_LOSS = math.log(1_000_000)  # of a guess among the tokens of the largest vocabulary
 
 # A line of nothing but a metric: `HellaSwag accuracy: 3185/10042=0.3172`, `eval done, eval_acc: 0.686`.
 _WORDS = (
@@ -224,6 +228,27 @@ def repeats_loss(series: MetricSeries, iteration: NDArray[np.int64], loss: NDArr
     rows = np.clip(np.searchsorted(iteration, series.iteration), 0, len(loss) - 1)
     same = np.abs(np.log(series.value) - loss[rows]) < 0.02
     return bool(same.mean() > 0.8) and not math.isnan(float(loss[rows].sum()))
+
+
+def tokens_of_sums(
+    series: MetricSeries, iteration: NDArray[np.int64], loss: NDArray[np.float64]
+) -> float | None:
+    """Over how many tokens these losses are sums, as the perplexities of the same evaluations show: the ratio
+    of both is always the same. Of few, none can be a mean, and each perplexity is one of text. None: no sums.
+    """
+    if series.metric.kind != "perplexity" or not (series.value > 1).all():
+        return None
+    _, first, second = np.intersect1d(series.iteration, iteration, return_indices=True)
+    means, losses = np.log(series.value[first]), loss[second]
+    if not len(means) or not np.isfinite(means).all():
+        return None
+    is_clear = len(means) >= _MIN_SUMS and means.max() >= _MIN_SUM_RANGE * means.min()
+    if not is_clear and (losses.min() <= _MAX_MEAN_LOSS or means.max() >= _MAX_MEAN_LOSS):
+        return None
+    tokens = losses / means
+    middle = float(np.median(tokens))
+    is_same = np.abs(tokens - middle) <= _MAX_SUM_ERROR * middle
+    return middle if middle >= _MIN_SUMMED_TOKENS and bool(is_same.all()) else None
 
 
 def is_preference(series: Sequence[MetricSeries]) -> bool:

@@ -18,7 +18,7 @@ import math
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from statistics import median
@@ -26,11 +26,13 @@ from typing import NamedTuple
 
 from glassgpt.i18n import Message, say
 from glassgpt.runs.builder import RunBuilder
+from glassgpt.runs.exit_status import event_patterns, read_event
 from glassgpt.runs.log_numbers import MAX_CELL_CHARS, MAX_COUNT, parse_cell
 from glassgpt.runs.metric_columns import (
     VAL_WORDS,
     Role,
     choose_columns,
+    is_of_eval,
     is_reinforcement,
     metric_of,
     normalise,
@@ -86,6 +88,13 @@ _PLAN_KEYS = frozenset(
 # Columns that a reader looks for first, of those that are left out.
 _SCORES = re.compile("(?<![a-z])(?:acc|ppl|perplexity|f1|bleu|rouge|wer|score|correct|reward|margin|kl)")
 _MAX_LEFT_OUT = 5
+_MAX_TEXT_CHARS = 10_000
+# Of a record of settings: its type, or the object that they are in; and what is planned there.
+_SETTINGS = frozenset(
+    ("config", "cfg", "args", "arguments", "hparams", "hyperparameters", "hyper_parameters", "settings",
+     "params", "hyperparams", "training_args", "train_config", "training_config")
+)  # fmt: skip
+_PLAN_SETTINGS = _PLAN_KEYS | {"steps", "iters", "iterations"}
 _PROGRESS = ("percentage", "percent", "progress", "training_progress", "train_progress")
 _MAX_FINAL_LR = 0.1  # of the highest: with such a learning rate, a progress of 1 is not 1%
 
@@ -137,10 +146,12 @@ class MetricTable:
         self._sample: list[tuple[Row, int]] | None = []  # None: the columns are chosen
         self._names: set[str] = set()  # seen so far
         self._metrics: list[str] = []  # columns with metrics besides the loss
+        self._eval_columns: list[str] = []  # that show an evaluation, whether or not it has a loss
         self._rewards: list[str] = []  # columns that make a row a step, where it has no loss
         self._skip_column = ""  # whether an update was left out
         self._skipped: list[int] = []  # lines where it was
         self._progress_columns: list[str] = []
+        self._text_columns: list[str] = []  # of what happened
         self._columns: dict[Role, str] = {}
         self._units: dict[Role, str] = {}  # of times
         self._clock: _ColumnClock | None = None  # that step times come from
@@ -169,6 +180,7 @@ class MetricTable:
         self._closing: tuple[int, int] | None = None  # line and iteration of the closing row
         self._run_s: float | None = None  # as the closing row says
         self._prediction_s = 0.0  # before that row
+        self._texts: tuple[dict[str, str], dict[str, str]] = {}, {}  # of the latest step, and of that before
         self._progress: tuple[str, float] | None = None  # of the latest step: column and value
         self._lr: tuple[float, float] | None = None  # the highest and the latest learning rate
 
@@ -184,6 +196,14 @@ class MetricTable:
         """A process has started: the next row may repeat an iteration."""
         self._flush_sample()
         self._restart()
+
+    def expect_trainer(self, trainer: Trainer) -> None:
+        """The rows are this trainer's, if nothing said so before."""
+        self._trainer = self._trainer or trainer
+
+    def leave_out(self, names: Iterable[str]) -> None:
+        """Columns of numbers that are in no row."""
+        self._left_out += names
 
     def finish(self) -> bool:
         """There are no more rows. Whether any of them has a loss."""
@@ -201,6 +221,10 @@ class MetricTable:
         if self._is_complete():
             builder.line += 1
             builder.add_event("finish", "the progress is complete")
+        elif texts := self._texts[0].items() - self._texts[1].items():
+            builder.line += 1
+            for name, text in sorted(texts):
+                self._read_text(name, text, self._last_iteration)
         if self._tokens is not None and "tokens_per_iteration" not in builder.setup.values:
             (first, before), (last, after) = self._tokens
             if last > first and before < after:
@@ -210,7 +234,8 @@ class MetricTable:
         if self._run_s is not None:
             builder.setup.values |= {"wall_s": self._run_s, "prediction_s": self._prediction_s or None}
         if self._planned_count is not None and self._rounds == 1:
-            last = self._planned_count - (self._first_iteration == 0)
+            is_reached = (self._last_iteration or 0) >= self._planned_count  # else counted from 0, maybe
+            last = self._planned_count - (self._first_iteration == 0 and not is_reached)
             builder.setup.values.setdefault("planned_iterations", last)
         builder.finish()
         return True
@@ -224,6 +249,10 @@ class MetricTable:
         if not (self.finish() if final else self.builder.has_steps):
             return ()
         built = self.builder.build(name, ends_mid_line=False)
+        if self._clock is not None and self._processes == 1 and "iteration" in self._columns:
+            eval_ms = self._clock.clock.eval_ms(built.steps.ms)
+            evals = (replace(one, ms=eval_ms.get(one.line, one.ms)) for one in built.evals)
+            built = replace(built, evals=tuple(evals))
         notes = [*built.notes, *self.notes, *([say("table.epochs")] if self._counts_epochs else [])]
         left_out = sorted(self._left_out, key=lambda name: _SCORES.search(name.lower()) is None)
         shown, more = ", ".join(map(sanitize_line, left_out[:_MAX_LEFT_OUT])), len(left_out) - _MAX_LEFT_OUT
@@ -278,7 +307,9 @@ class MetricTable:
         sample, self._sample = self._sample, None
         counts = Counter(name for row, _ in sample for name, value in row.items() if _is_filled(value))
         self._names, self._metrics = set(counts), [name for name in counts if metric_of(name)]
+        self._eval_columns = [name for name in counts if is_of_eval(name)]
         self._progress_columns = [name for name in counts if normalise(name) in _PROGRESS]
+        self._text_columns = [name for name in counts if _is_event_key(name)]
         if self._trainer is None:
             names = frozenset(counts)
             matching = (one for one in TRAINERS if any(columns <= names for columns in one.table_columns))
@@ -355,8 +386,12 @@ class MetricTable:
         is_read = (
             is_read or key in _PLANNED_EPOCHS | _PLAN_KEYS | _PREDICTION_TIMES or name in self._without_unit
         )
-        if not is_read and all(parse_cell(value) is not None for value in values):
+        is_setting = normalise(name.rpartition("/")[0]) in _SETTINGS
+        if not is_read and not is_setting and all(parse_cell(value) is not None for value in values):
             self._left_out.append(name)
+
+    def _is_evaluated(self, row: Row) -> bool:
+        return any(parse_cell(row.get(name)) is not None for name in self._eval_columns)
 
     def _is_step(self, row: Row) -> bool:
         return _is_filled(row.get(self._columns.get("loss", ""))) or any(
@@ -458,6 +493,10 @@ class MetricTable:
             self._names.add(name)
             if metric_of(name):
                 self._metrics.append(name)
+            if is_of_eval(name):
+                self._eval_columns.append(name)
+            if _is_event_key(name):
+                self._text_columns.append(name)
             role = role_of(name)
             if role in ("loss", "val_loss", "val_bpb", "eval_s", "run_s", *_COLUMN_ROLES):
                 self._columns.setdefault(role, name)
@@ -502,10 +541,21 @@ class MetricTable:
             loss, val_loss = (None, val_loss) if math.isnan(loss) else (loss, None)
         if iteration is None or loss is None:
             self._read_event(row, iteration)
+        trainer = self._trainer
+        if trainer is not None and trainer.document_reader is not None and trainer.rows_key in row:
+            trainer.document_reader(row, builder)  # it holds all rows again: it is of the whole run
+            return
         if iteration is None:
             return
         epoch = cell("epoch") if "iteration" in columns else None
-        iteration = self._counted_on(iteration, epoch)
+        planned = self._planned(row)
+        counts_batches = (
+            loss is None and planned is not None and self._counts_batches(iteration, planned, epoch, val_loss)
+        )
+        if counts_batches and self._last_iteration is not None:
+            iteration, planned = self._closing[1] if self._closing else self._last_iteration, None
+        else:
+            iteration = self._counted_on(iteration, epoch)
         seconds = None if self._clock is None else self._clock.seconds(row)
         if self._total_clock is not None and (total_s := self._total_clock.seconds(row)) is not None:
             self._total_s = total_s
@@ -525,30 +575,24 @@ class MetricTable:
             if iteration <= self._first_iteration:  # a new run, whose first line has the same number
                 first = max(iteration, builder.trainer.first_iteration)
                 builder.trainer = replace(builder.trainer, first_iteration=first)
-        planned = cell("planned_iterations")
-        if planned is None and self._counts_epochs:
-            epochs = next((row[name] for name in row if normalise(name) in _PLANNED_EPOCHS), None)
-            total = parse_cell(epochs)
-            planned = None if total is None else total - (self._first_iteration == 0)
-        count = row.get(columns.get("iteration", ""))
-        if planned is None and isinstance(count, str) and "/" in count:
-            planned = parse_cell(count.partition("/")[2])
+        if planned is not None and self._counts_epochs and "planned_iterations" not in columns:
+            planned -= self._first_iteration == 0
         if self._earlier_iterations:  # it may be of an epoch
             builder.setup.values.pop("planned_iterations", None)
         elif planned is not None and 0 < planned <= MAX_COUNT:
             builder.setup.values["planned_iterations"] = int(planned)
         if (epoch := cell("epoch")) is not None and 0 <= epoch <= MAX_COUNT:
             builder.setup.values["epochs"] = epoch
-        self._closing = None
-        if (run_s := cell("run_s")) is not None and 0 <= run_s < math.inf:
-            self._run_s, builder.iterations_done = run_s, iteration
-            builder.add_event("finish", f"the whole run took {run_s:.1f} s")
+        if not counts_batches:
+            self._closing = None
         if val_loss is not None or val_bpb is not None:
             # Before the step: an evaluation in the same row comes before the time in it.
             self._add_eval(iteration, val_loss, val_bpb, cell("eval_s"))
+        elif not {"val_loss", "val_bpb"} & columns.keys() and self._is_evaluated(row):
+            self._add_eval(iteration, None, None, cell("eval_s"))
         elif mark is not None:
             self._last_val_loss = None
-        elif builder.trainer.closing_row_has_no_loss:
+        elif builder.trainer.closing_row_has_no_loss and not counts_batches:
             self._closing = line, iteration
         if (
             mark is not None
@@ -564,8 +608,35 @@ class MetricTable:
             self._last_epoch = epoch
             if self._stage is not None:
                 builder.set_stage(self._stage)
+            if "run_s" in columns and columns["run_s"] in row:
+                builder.line += 1  # it is the mean of all, and comes after the last step
+        if (run_s := cell("run_s")) is not None and 0 <= run_s < math.inf:
+            self._run_s, builder.iterations_done = run_s, iteration
+            builder.add_event("finish", f"the whole run took {run_s:.1f} s")
         metrics = {name: parse_cell(row.get(name)) for name in self._metrics}
         builder.add_metrics({name: value for name, value in metrics.items() if value is not None}, iteration)
+
+    def _planned(self, row: Row) -> float | None:
+        """How many iterations, or epochs where these are counted, as the row says."""
+        columns, count = self._columns, row.get(self._columns.get("iteration", ""))
+        if (planned := parse_cell(row.get(columns.get("planned_iterations", "")))) is not None:
+            return planned
+        if self._counts_epochs:
+            return parse_cell(next((row[name] for name in row if normalise(name) in _PLANNED_EPOCHS), None))
+        return parse_cell(count.partition("/")[2]) if isinstance(count, str) and "/" in count else None
+
+    def _counts_batches(
+        self, iteration: int, planned: float, epoch: float | None, val_loss: float | None
+    ) -> bool:
+        """Whether a row without a training loss is of an evaluation that counts its own batches, to another
+        total than that of the steps, while the epoch does not go back."""
+        plan = self.builder.setup.values.get("planned_iterations")
+        if not isinstance(plan, int) or self._earlier_iterations or planned == plan:
+            return False
+        is_complete_or_empty = iteration == planned or val_loss is None
+        return is_complete_or_empty and (
+            epoch is None or self._last_epoch is None or epoch >= self._last_epoch
+        )
 
     def _note_stage(self, name: str) -> None:
         """A `phase` that is no split of the data and none of the learning rate is of other data."""
@@ -592,17 +663,17 @@ class MetricTable:
 
     def _read_event(self, row: Row, iteration: int | None) -> None:
         """A row without a training loss: how the run ended, what it planned, or a save."""
-        is_closing = False
+        is_closing, is_settings = False, _is_settings(row)
         for name, value in row.items():
-            key, number = normalise(name.rpartition("/")[2]), parse_cell(value)
+            holder, _, key = map(normalise, name.rpartition("/"))
+            number = parse_cell(value)
             if key in _EVENT_KEYS and isinstance(value, str):
-                words = normalise(value).removeprefix("training_").removeprefix("train_").removeprefix("run_")
-                if words in _SAVE_WORDS:
-                    self.builder.add_checkpoint(self._last_iteration if iteration is None else iteration)
-                elif kind := _EVENT_WORDS.get(words):
-                    self.builder.add_event(kind, f"{name}: {value[:MAX_CELL_CHARS]}")
+                self._read_text(name, value, iteration)
             elif number is None or not math.isfinite(number):
                 continue
+            elif is_settings or holder in _SETTINGS:
+                if key in _PLAN_SETTINGS and 0 < number <= MAX_COUNT:
+                    self._planned_count = int(number)
             elif _CLOSING.search(normalise(name)):
                 is_closing = True
                 if match := _TOTAL_TIME.search(key):
@@ -611,6 +682,17 @@ class MetricTable:
                 self._planned_count = int(number)
         if is_closing:
             self.builder.add_event("finish", "a row of totals")
+
+    def _read_text(self, name: str, value: str, iteration: int | None) -> None:
+        """What happened: a word, as of a status, or the sentences that programs print."""
+        words = normalise(value).removeprefix("training_").removeprefix("train_").removeprefix("run_")
+        if words in _SAVE_WORDS:
+            self.builder.add_checkpoint(self._last_iteration if iteration is None else iteration)
+        elif kind := _EVENT_WORDS.get(words):
+            self.builder.add_event(kind, f"{name}: {value[:MAX_CELL_CHARS]}")
+        else:
+            for text in value[:_MAX_TEXT_CHARS].splitlines():
+                read_event(text, self.builder, event_patterns())
 
     def _restart(self) -> None:
         if self._last_iteration is None:
@@ -675,6 +757,8 @@ class MetricTable:
         self._last_iteration = iteration
         self._totals |= {name: _known(parse_cell(row.get(name))) for name in self._totals}
         self._run_s = self.builder.iterations_done = None
+        said = {name: text for name in self._text_columns if isinstance(text := row.get(name), str) and text}
+        self._texts = said, self._texts[0]
         shown = ((normalise(name), parse_cell(row[name])) for name in self._progress_columns if name in row)
         self._progress = next(((name, value) for name, value in shown if value is not None), None)
         if math.isfinite(lr := values.get("lr", math.nan)):
@@ -688,21 +772,31 @@ class MetricTable:
         self, iteration: int, val_loss: float | None, val_bpb: float | None, seconds: float | None
     ) -> None:
         value = val_bpb if val_loss is None else val_loss
-        is_stale = self._repeats_val_loss and value == self._last_val_loss
+        is_stale = self._repeats_val_loss and value is not None and value == self._last_val_loss
         self._last_val_loss = value
-        if value is None or is_stale or not self._is_new("val_loss", iteration, value):
+        if is_stale or not self._is_new("val_loss", iteration, _known(value)):
             return
         if self._clock is not None:
-            self._clock.clock.add_eval(seconds)
+            self._clock.clock.add_eval(seconds, self.builder.line)
         if self._run_s is not None and seconds is not None and 0 <= seconds < math.inf:
             self._run_s += seconds  # after training, whose time is known
         self.builder.add_eval(
             iteration,
             value,
             ms=None if seconds is None else seconds * 1000,
-            metric="bits_per_byte" if val_loss is None else "loss",
+            metric="loss" if val_bpb is None or val_loss is not None else "bits_per_byte",
             is_late=self._last_iteration is not None and iteration < self._last_iteration,
         )
+
+
+def _is_event_key(name: str) -> bool:
+    return normalise(name.rpartition("/")[2]) in _EVENT_KEYS
+
+
+def _is_settings(row: Row) -> bool:
+    """Whether the row says that it is a record of settings."""
+    texts = (name for name, value in row.items() if isinstance(value, str) and len(value) <= MAX_CELL_CHARS)
+    return any(_is_event_key(name) and normalise(str(row[name])) in _SETTINGS for name in texts)
 
 
 def _is_total(name: str, rows: Sequence[Row]) -> bool:

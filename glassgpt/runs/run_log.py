@@ -505,9 +505,22 @@ class RunLog:
         steps = self.steps
         if not self.has_iteration_numbers or len(steps) < 2:
             return None
-        same_process = steps.segment[1:] == steps.segment[:-1]
-        distances, counts = np.unique(np.diff(steps.iteration)[same_process], return_counts=True)
+        distances, counts = np.unique(self._distances, return_counts=True)
         return int(distances[np.argmax(counts)]) if len(distances) else None
+
+    @property
+    def _distances(self) -> Ints:
+        """Between two lines of a process."""
+        steps = self.steps
+        distances: Ints = np.diff(steps.iteration)[steps.segment[1:] == steps.segment[:-1]]
+        return distances
+
+    @property
+    def has_regular_interval(self) -> bool:
+        """Whether one distance between two lines is at least as frequent as all others together."""
+        interval = self.log_interval()
+        same = int(np.count_nonzero(self._distances == interval))
+        return interval is not None and 2 * same >= len(self._distances)
 
 
 def longest_run(run_logs: Sequence[RunLog]) -> RunLog:

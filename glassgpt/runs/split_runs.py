@@ -32,6 +32,7 @@ from glassgpt.i18n import say
 from glassgpt.runs.builder import FAILURE_KINDS
 from glassgpt.runs.curve_statistics import detrended_std
 from glassgpt.runs.log_numbers import clamped_setup
+from glassgpt.runs.metric_series import of_lines, tokens_of_sums
 from glassgpt.runs.run_log import (
     Ints,
     LogEvent,
@@ -470,10 +471,19 @@ def _with_lines(run_log: RunLog, begins: int, first_lines: list[int]) -> RunLog:
 
 
 def _completed(run_log: RunLog) -> RunLog:
-    """A run may print two metrics: the one of most evaluations counts."""
+    """A run may print two metrics: the one of most evaluations counts. A sum over tokens becomes a mean."""
     metrics = Counter(evaluation.metric for evaluation in run_log.evals).most_common(1)
     metric: ValMetric = metrics[0][0] if metrics else "loss"
     evals = tuple(one if one.metric == metric else replace(one, val_loss=None) for one in run_log.evals)
     rounds = max((segment.rounds for segment in run_log.segments), default=1)
     notes = (*run_log.notes, say("rounds.joined", rounds=rounds)) if rounds > 1 else run_log.notes
+    known = [(one.iteration, one.val_loss) for one in evals if one.iteration is not None and one.val_loss]
+    at = np.array([iteration for iteration, _ in known], dtype=np.int64)
+    losses = np.array([loss for _, loss in known], dtype=float)
+    own = of_lines(run_log.metrics, run_log.first_line, run_log.last_line) if known else []
+    if tokens := next(filter(None, (tokens_of_sums(one, at, losses) for one in own)), None):
+        evals = tuple(
+            one if one.val_loss is None else replace(one, val_loss=one.val_loss / tokens) for one in evals
+        )
+        notes = (*notes, say("log.summed_losses", tokens=tokens))
     return replace(run_log, evals=evals, val_metric=metric, notes=notes)

@@ -16,11 +16,14 @@ from itertools import pairwise
 
 import numpy as np
 
+from glassgpt.runs.curve_statistics import robust_std
 from glassgpt.runs.log_numbers import MAX_CELL_CHARS, parse_cell
-from glassgpt.runs.run_log import Ints, Steps
+from glassgpt.runs.run_log import Floats, Ints, Steps
 
 _MIN_GROWING_LINES, _MIN_GROWTH = 8, 3.0  # no series of step times grows so
 _MIN_SPAN = 20  # units of the clock in a time: its error is at most 1 in 20
+_MIN_SPANS, _MIN_PAUSE_STDS = 3, 3.0  # to tell how much longer the spans with an evaluation are
+_MAX_PAUSE_RATIO = 2.5  # of the typical pause: a longer one has a stall in it
 _MAX_BACK_S = 60.0  # lines of several processes are not in the order of their stamps
 _MAX_SILENCE_S = 6 * 3600.0
 _MAX_UNSTAMPED_SHARE = 0.02  # of the steps, before the first or after the last stamp
@@ -153,6 +156,8 @@ class StepClock:
         self.resolution_s = resolution_s
         self._start: tuple[int, float] | None = None  # iteration and seconds where the span begins
         self._eval_s: float | None = 0.0  # inside the span; None: not known
+        self._eval_lines: list[int] = []  # of those inside the span whose duration is not known
+        self._paused: list[tuple[list[int], int, float]] = []  # spans with such: lines, iterations, seconds
         self.last_s = -math.inf
 
     @classmethod
@@ -164,20 +169,45 @@ class StepClock:
         unit = parse(1) if parse is not parse_timestamp else 1.0  # 1 in the column's unit
         return cls(max(1e-6, (unit or 1.0) * 10.0 ** -min(digits, 6)))
 
-    def add_eval(self, seconds: float | None) -> None:
+    def add_eval(self, seconds: float | None, line: int = 0) -> None:
+        if seconds is None:
+            self._eval_lines.append(line)
         known = seconds is not None and 0 <= seconds < math.inf
         self._eval_s = self._eval_s + (seconds or 0.0) if known and self._eval_s is not None else None
 
     def step_ms(self, iteration: int, seconds: float) -> float:
         start, self.last_s = self._start, seconds
         if start is None or iteration <= start[0] or seconds < start[1] or self._eval_s is None:
-            self._start, self._eval_s = (iteration, seconds), 0.0
+            if start is not None and iteration > start[0] and seconds >= start[1] and self._eval_lines:
+                self._paused.append((self._eval_lines, iteration - start[0], seconds - start[1]))
+            self._start, self._eval_s, self._eval_lines = (iteration, seconds), 0.0, []
             return math.nan
         spent_s = seconds - start[1] - self._eval_s
         if spent_s < _MIN_SPAN * self.resolution_s:
             return math.nan
         self._start, self._eval_s = (iteration, seconds), 0.0
         return spent_s / (iteration - start[0]) * 1000
+
+    def eval_ms(self, step_ms: Sequence[float] | Floats) -> dict[int, float]:
+        """By line, what evaluations of unknown duration took, with a save beside them: a span that has one is
+        so much longer than the others, whose steps took these times. One after the last span took as long as
+        is usual. Empty where that is not clear."""
+        steady = np.asarray(step_ms)[np.isfinite(step_ms)]
+        if min(len(steady), len(self._paused)) < _MIN_SPANS:
+            return {}
+        usual, std = float(np.median(steady)), robust_std(steady)
+        pauses = [1000 * seconds - count * usual for _, count, seconds in self._paused]
+        typical = float(np.median(pauses))
+        error = std * max(count for _, count, _ in self._paused)
+        if typical < max(_MIN_PAUSE_STDS * error, 1000 * _MIN_SPAN * self.resolution_s):
+            return {}
+        lines = [lines for lines, _, _ in self._paused]
+        shares = [
+            min(max(pause, 0.0), _MAX_PAUSE_RATIO * typical) / len(of_span)
+            for of_span, pause in zip(lines, pauses, strict=True)
+        ]
+        lines, shares = [*lines, self._eval_lines], [*shares, float(np.median(shares))]
+        return {line: share for of_span, share in zip(lines, shares, strict=True) for line in of_span}
 
 
 def times_between(steps: Steps) -> Steps | None:

@@ -92,7 +92,8 @@ def _up_to(texts: Iterable[str], limit: int) -> Iterator[str]:
 
 
 def _lines(texts: Iterable[str]) -> Iterator[str]:
-    """Of a row of JSON that is too long to be read, such as a trainer's whole state, a blank line."""
+    """Of a row of JSON that is too long to be read, such as a trainer's whole state, what comes before its
+    first array."""
     is_too_long = False
     for block in whole_lines(texts):
         if isinstance(block, str):
@@ -101,7 +102,14 @@ def _lines(texts: Iterable[str]) -> Iterator[str]:
         elif not (is_too_long and block.continues_line):
             is_object = block.text.startswith("{") and not block.is_incomplete
             is_too_long = is_object and _decode(block.text) is None
-            yield "" if is_too_long else block.text
+            yield _before_array(block.text) if is_too_long else block.text
+
+
+def _before_array(text: str) -> str:
+    """Of an object whose array is too long, the same with an empty one; a blank line where there is none."""
+    before, opening, _ = text.partition(": [")
+    head = f"{before}{opening}]}}"
+    return head if opening and isinstance(_decode(head), dict) else ""
 
 
 # --- rows that are lines ---

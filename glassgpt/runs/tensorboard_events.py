@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from glassgpt.errors import UserError
 from glassgpt.i18n import say
-from glassgpt.runs.metric_columns import Role, normalise, role_of
+from glassgpt.runs.metric_columns import Role, is_of_eval, metric_of, normalise, role_of
 from glassgpt.runs.metric_table import MetricTable
 from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.trainers import TRAINERS
@@ -53,7 +53,7 @@ _ROW_KINDS: dict[Role | None, Role] = {
 _TENSOR_DTYPES = {1: "<f4", 2: "<f8", 3: "<i4", 9: "<i8", 19: "<f2"}
 _TENSOR_VALUE_FIELDS = {5: "<f4", 6: "<f8"}
 
-_TEXT_READERS = {tag: reader for trainer in TRAINERS for tag, reader in trainer.event_texts.items()}
+_TEXT_TRAINERS = {tag: trainer for trainer in TRAINERS for tag in trainer.event_texts}
 
 
 class ScalarEvent(NamedTuple):
@@ -248,7 +248,7 @@ def _text(data: bytes) -> tuple[str, bytes] | None:
     for field, value in _fields(data):
         if field == 1 and isinstance(value, bytes):
             tag = value.decode("utf-8", "replace")
-        elif field == 8 and isinstance(value, bytes) and tag in _TEXT_READERS:
+        elif field == 8 and isinstance(value, bytes) and tag in _TEXT_TRAINERS:
             text = next(
                 (one for number, one in _fields(value) if number == 8 and isinstance(one, bytes)), None
             )
@@ -330,12 +330,20 @@ def read_logdir(folder: Path, name: str) -> tuple[RunLog, ...]:
 
 
 def _is_of_epoch(tag: str) -> bool:
-    return role_of(tag) in ("loss", "val_loss") and "epoch" in normalise(tag).split("_")
+    is_measure = role_of(tag) in ("loss", "val_loss") or metric_of(tag) is not None
+    return is_measure and "epoch" in normalise(tag).split("_")
+
+
+def _row_kind(tag: str) -> Role | None:
+    """Of an evaluation, of the end, or None."""
+    metric, role = metric_of(tag), role_of(tag)
+    is_eval = is_of_eval(tag) if metric is None else metric.is_eval
+    return _ROW_KINDS.get(role, "val_loss" if role is None and is_eval else None)
 
 
 def _build_run(files: Sequence[_EventFile], name: str, run_name: str | None = None) -> tuple[RunLog, ...]:
     """Events of one step that follow each other are one row."""
-    table, tags = MetricTable(), set[str]()
+    table, tags, read = MetricTable(), set[str](), set[str]()
     row: dict[str, object] = {}
     kind_of_row: Role | None = None
     number = last_step = 0
@@ -346,27 +354,35 @@ def _build_run(files: Sequence[_EventFile], name: str, run_name: str | None = No
             tag, text = event.text
             with contextlib.suppress(ValueError, RecursionError):
                 if isinstance(document := json.loads(text), dict):
-                    _TEXT_READERS[tag](document, table.builder)
+                    _TEXT_TRAINERS[tag].event_texts[tag](document, table.builder)
+                    table.expect_trainer(_TEXT_TRAINERS[tag])
         if event.is_restart and event.step:
             if row:
                 table.feed(row, number - 1)
             row = {}
             table.expect_restart()
-        values = {tag: value for tag, value in event.values if role_of(tag)}
-        if not values:
-            continue
+        values = {
+            tag: value for tag, value in event.values if role_of(tag) or _row_kind(tag) or metric_of(tag)
+        }
         if event.step < last_step and all(map(_is_of_epoch, values)):
             event = event._replace(step=last_step)  # its own step counts epochs
+        if not values or (event.step < last_step and not any(map(role_of, values))):
+            continue  # a metric that counts something else
+        read.update(values)
         last_step = event.step
         # An evaluation is a row of its own: it ends later than the step that it follows. So is the end.
-        kind = next((_ROW_KINDS[role] for tag in values if (role := role_of(tag)) in _ROW_KINDS), None)
-        if row and (row["step"] != event.step or row.keys() & values.keys() or kind != kind_of_row):
+        kind: Role | None = next(filter(None, map(_row_kind, values)), None)
+        is_same_step = bool(row) and row["step"] == event.step
+        if is_same_step and kind_of_row == "run_s" and kind is None:
+            kind = "run_s"  # the Trainer's means of the whole run
+        if row and (not is_same_step or row.keys() & values.keys() or kind != kind_of_row):
             table.feed(row, number - 1)
             row = {}
         row, kind_of_row = row or {"step": event.step, "wall_time": event.wall_time}, kind
         row |= values
     if row:
         table.feed(row, number)
+    table.leave_out(sorted(tags - read))
     if damaged := sum(file.damaged for file in files):
         table.notes.append(say("table.damaged_records", count=damaged))
     run_logs = table.build(name, run_name, has_lines=False)

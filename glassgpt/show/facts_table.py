@@ -54,7 +54,12 @@ def fact_groups(facts: Facts) -> list[tuple[str, list[TableRow]]]:
     has_devices = (facts.device_count or 1) > 1
     run = [
         TableRow(translate("label.how_it_ended"), exit_status_label(facts)),
-        row(translate("label.logged_iterations"), format_integer, facts.iterations_logged),
+        row(
+            translate("label.logged_iterations"),
+            format_integer,
+            # 0 beside evaluations, whose lines have both losses, looks as if nothing had been logged.
+            facts.iterations_logged if facts.iterations_logged or not facts.eval_steps else None,
+        ),
         row(translate("label.first_iteration"), format_integer, facts.first_iteration),
         row(translate("label.last_iteration"), format_integer, facts.last_iteration),
         row(translate("label.log_interval"), format_integer, facts.log_interval),
@@ -262,7 +267,7 @@ def _regimes(facts: Facts) -> str:
 
 
 def _count_and_interval(facts: Facts, iterations: Sequence[int] | None) -> str:
-    """How many, and at which interval if it is always the same."""
+    """How many, and at which interval if it is always the same; of two, if the first came after as many."""
     if iterations is None:  # without numbers there may be some
         has_some = facts.first_iteration is None or facts.val_metric is not None
         return "" if has_some else translate("label.none_recognised")
@@ -270,6 +275,7 @@ def _count_and_interval(facts: Facts, iterations: Sequence[int] | None) -> str:
         return translate("label.none_logged")
     count = f"{len(iterations):,}"
     intervals = {later - earlier for earlier, later in pairwise(iterations)}
-    if len(intervals) != 1 or min(intervals) <= 0:
+    is_regular = len(intervals) == 1 and (len(iterations) > 2 or iterations[0] <= max(intervals))
+    if not is_regular or min(intervals) <= 0:
         return count
     return translate("label.count_and_interval", number=count, distance=intervals.pop())

@@ -189,7 +189,7 @@ def test_the_readme_run_on_a_cpu_was_still_improving() -> None:
 
 def test_a_loss_that_ended_as_nan_is_not_still_improving() -> None:
     """The training losses alone, with NaN from iteration 1,600 on, and the same with a last loss again."""
-    run_log = replace(cpu_run(), evals=[])
+    run_log = replace(cpu_run(), evals=())
     broken = run_log.steps.loss.copy()
     broken[160:] = np.nan
     lasting, recovered = (replace(run_log.steps, loss=loss) for loss in (broken, broken.copy()))
@@ -678,6 +678,10 @@ def test_a_perplexity_is_no_loss() -> None:
     assert ppl_vs_loss(analyse(with_val([3.4, 3.3, 3.2]))) is None
     assert ppl_vs_loss(analyse(with_val([3.4, 9.0, 22.0]))) is None  # it was a loss, and it diverged
     assert ppl_vs_loss(analyse(with_val([222.0, 218.0], train=220.0))) is None
+    assert (
+        ppl_vs_loss(analyse(with_val([149740.0, 98558.0], train=3.1))) is None
+    )  # its logarithm fits nothing
+    assert ppl_vs_loss(analyse(with_val([149740.0, 98558.0], train=None))) is None
 
 
 def test_a_bend_of_the_curve_is_no_noise() -> None:

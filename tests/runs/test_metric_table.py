@@ -94,6 +94,52 @@ def test_a_gradient_norm_that_is_printed_as_nan_is_infinite() -> None:
     assert math.isnan(norms[4])
 
 
+def test_held_out_numbers_without_a_loss_are_evaluations() -> None:
+    rows = losses(20)
+    for name, is_eval in (("heldout_violation_rate", True), ("eval/preference", True), ("held-out F2", True),
+                          ("n_eval_actions", False), ("eval_interval", False), ("best_val_score", False),
+                          ("expert_load_cv", False), ("valid_tokens", False)):  # fmt: skip
+        run_log = read([row | ({name: 0.5} if at % 5 == 0 else {}) for at, row in enumerate(rows)])
+        steps = Analysis(run_log).facts.eval_steps
+        assert steps == ([0, 50, 100, 150] if is_eval else None), name
+    with_loss = [
+        row | {"eval/other": 0.5} | ({"eval/loss": 3.0 - at} if at == 7 else {})
+        for at, row in enumerate(rows)
+    ]
+    assert Analysis(read(with_loss)).facts.eval_steps == [70]
+
+
+def test_losses_that_are_sums_over_tokens_become_means() -> None:
+    def table(tokens: float, count: int = 10, noise: float = 0.0) -> RunLog:
+        rows: list[dict[str, object]] = []
+        for at, row in enumerate(losses(count)):
+            mean = 4.0 - 2 * at / count
+            evaluated = {"valid_loss": tokens * (mean + noise * (at % 2)), "valid_ppl": math.exp(mean)}
+            rows += [row, {"step": row["step"], **evaluated}]
+        return read(rows)
+
+    of_sums = table(35_000)
+    assert [one.val_loss for one in of_sums.evals] == pytest.approx([4.0 - at / 5 for at in range(10)])
+    assert note_keys(of_sums) == ["log.summed_losses"]
+    assert of_sums.metric_courses == []  # the perplexities say nothing more
+    for other in (table(1.0), table(1 / math.log(2)), table(35_000, noise=0.1)):
+        assert note_keys(other) == []
+        assert (other.evals[0].val_loss or 0.0) > 3.9
+    assert table(25.0, count=1).evals[0].val_loss == pytest.approx(4.0)  # 100 is no mean loss
+    assert table(3.0, count=1).evals[0].val_loss == pytest.approx(12.0)
+    rows: list[dict[str, object]] = [*losses(9), {"step": 90, "val_loss": 5e3, "val_ppl": math.exp(20)}]
+    assert read(rows).evals[0].val_loss == 5e3  # diverged, and the perplexity is clipped
+
+
+def test_tokens_per_second_are_a_median_over_iterations() -> None:
+    at, seconds = [0, 10, 20, 50, 100, 200, 500, 5000], [0.0, 60, 120, 300, 600, 1200, 2100, 9000]
+    rows = [{"step": i, "loss": 3.0, "elapsed_s": s, "tokens_per_s": 1000.0 + i}
+            for i, s in zip(at, seconds, strict=True)]  # fmt: skip
+    facts = Analysis(read(rows)).facts
+    assert (facts.tokens_per_s, facts.log_interval) == (6000, None)
+    assert Analysis(read(losses(9))).facts.log_interval == 10
+
+
 def test_steps_and_their_lines() -> None:
     run_log = read(losses(5))
     assert run_log.steps.iteration.tolist() == [0, 10, 20, 30, 40]

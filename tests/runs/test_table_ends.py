@@ -82,6 +82,33 @@ def test_a_closing_record_tells_that_it_finished() -> None:
     assert ended([{"step": 0, "summary/total": 3}, *rows]) == "cut"  # it trained after it
 
 
+def test_a_text_of_the_last_row_tells_how_it_ended() -> None:
+    rows = losses(20)
+    texts = {"Training complete! Well done.": "finished", "KeyboardInterrupt": "interrupted",
+             "torch.OutOfMemoryError: CUDA out of memory": "oom",
+             "new best": "cut", "completed": "finished"}  # fmt: skip
+    found = {text: ended([*rows[:-1], rows[-1] | {"message": text}]) for text in texts}
+    assert found == texts
+    assert {text: ended([*rows, {"level": "info", "message": text}]) for text in texts} == texts
+    assert ended([row | {"status": "completed"} for row in rows]) == "cut"  # it is of every row
+    assert ended([*rows[:9], rows[9] | {"message": "Training complete!"}, *rows[10:]]) == "cut"
+
+
+def test_a_record_of_settings_has_the_plan() -> None:
+    rows = losses(20)
+    records: list[dict[str, object]] = [
+        {"type": "config", "args/steps": 200, "args/lr": 1e-4}, {"event": "config", "iters": 200},
+        {"config/max_steps": 200},
+    ]  # fmt: skip
+    for record in records:
+        (run_log,) = read([record, *rows])
+        assert (Analysis(run_log).facts.ended, len(run_log.steps)) == ("finished", 20), record
+        assert run_log.setup.planned_iterations == 200
+        assert ended([record, *rows[:-1]]) == "cut"
+    (other,) = read([*rows, {"step": 200, "steps": 7}])  # no settings
+    assert other.setup.planned_iterations is None
+
+
 def test_what_a_closing_record_says_is_the_total() -> None:
     (run_log,) = read([*losses(20), {"step": 200, "summary/total_training_time_hours": 1.5}])
     assert Analysis(run_log).total_s == pytest.approx(5400)
@@ -164,3 +191,32 @@ def test_runs_of_one_name_differ_by_their_seeds() -> None:
     assert {(one.run_name, float(one.steps.loss[0])) for one in runs} == {
         ("base, seed 3", 1.3), ("wide, seed 3", 1.3), ("base, seed 4", 1.4), ("wide, seed 4", 1.4),
     }  # fmt: skip
+
+
+def timed_rows(pause_s: float, jitter_s: float = 0.0) -> list[dict[str, object]]:
+    """A row every 10 iterations of 2 s; after every 50 an evaluation, whose time no row has."""
+    rows: list[dict[str, object]] = []
+    seconds = 1.7e9
+    for at in range(10, 510, 10):
+        seconds += 20 + (jitter_s if at % 20 else -jitter_s)
+        rows.append({"step": at, "loss": 5.0 - at / 500, "timestamp": seconds})
+        if at % 50 == 0:
+            rows.append({"step": at, "val_loss": 5.0 - at / 500})
+            seconds += pause_s
+    return rows
+
+
+def test_what_evaluations_took_by_the_clock() -> None:
+    (run_log,) = read(timed_rows(30.0))
+    analysis = Analysis(run_log)
+    assert [one.ms for one in run_log.evals] == pytest.approx([30_000.0] * 10)
+    assert analysis.facts.steady_ms == pytest.approx(2000)
+    # The last one is after the last stamp. Of the second half, half of the evaluations.
+    assert analysis.total_s == pytest.approx(1000 + 300, abs=25)
+    assert (analysis.facts.pause_share or 0) == pytest.approx(300 / 1300, abs=0.02)
+    saved = analysis.seconds_and_share_after(250, 500)
+    assert saved is not None
+    assert saved[0] == pytest.approx(500 + 150, rel=0.02)
+    for unclear in (timed_rows(0.0), timed_rows(5.0, jitter_s=8.0)):
+        (run_log,) = read(unclear)
+        assert {one.ms for one in run_log.evals} == {None}

@@ -156,6 +156,54 @@ def test_trainer_log_of_a_resumed_run() -> None:
     assert [one.first_iteration for one in run_log.segments] == [10, 110]
 
 
+@pytest.mark.parametrize("batches", [30, 900])
+def test_an_evaluation_after_training_counts_its_own_batches(batches: int) -> None:
+    row = {"current_steps": batches, "total_steps": batches, "loss": None, "eval_loss": 2.5, "epoch": 2.0}
+    rows = trainer_log() + json.dumps(row | {"percentage": 100.0, "elapsed_time": "0:07:00"}) + "\n"
+    run_log = read(rows)
+    facts = Analysis(run_log).facts
+    assert (facts.ended, facts.best_val_loss, facts.best_val_step) == ("finished", 2.5, 200)
+    assert (run_log.setup.planned_iterations, run_log.iterations_done, run_log.segments[0].rounds) == (
+        200,
+        200,
+        1,
+    )
+    assert facts.total_s == 420
+
+
+def test_a_row_of_a_new_epoch_is_no_evaluation_after_training() -> None:
+    rows = [{"epoch": epoch, "step": at, "total_steps": 90 + 10 * epoch, "loss": 3.0 - epoch}
+            for epoch in range(2) for at in range(10, 100, 10)]  # fmt: skip
+    run_log = read("".join(json.dumps(row) + "\n" for row in rows))
+    assert run_log.steps.iteration[-1] == 180
+
+
+# --- ms-swift's logging.jsonl ---
+
+
+def swift_log(text_chars: int = 10) -> str:
+    rows: list[dict[str, object]] = [
+        {"loss": loss_at(at), "token_acc": 0.5, "epoch": at / 100, "global_step/max_steps": f"{at}/195",
+         "elapsed_time": f"{at // 60}m {at % 60}s", "train_speed(iter/s)": 1.0}
+        for at in range(EVERY, 200, EVERY)
+    ]  # fmt: skip
+    rows.append({"train_runtime": 200.0, "train_loss": 3.0, "global_step/max_steps": "195/195"})
+    summary = {"model_parameter_info": "Model: 700.5M Params (7.5M Trainable [1.07%]), 0.0M Buffers.",
+               "last_model_checkpoint": "out/checkpoint-195", "best_model_checkpoint": "out/checkpoint-150",
+               "global_step": 195, "log_history": [{"text": "x" * text_chars}]}  # fmt: skip
+    return "".join(json.dumps(row) + "\n" for row in [*rows, summary])
+
+
+@pytest.mark.parametrize("text_chars", [10, 1 << 17])
+def test_the_summary_of_swift(text_chars: int) -> None:
+    run_log = read(swift_log(text_chars))
+    facts = Analysis(run_log).facts
+    assert run_log.trainer.id == "ms-swift"
+    assert (facts.ended, facts.parameters, facts.total_s) == ("finished", 700_500_000, 200)
+    assert facts.checkpoint_steps == [150, 195]
+    assert len(run_log.steps) == 19
+
+
 # --- CSV ---
 
 

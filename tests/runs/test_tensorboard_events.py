@@ -108,6 +108,36 @@ def test_tags_of_one_step_are_one_row() -> None:
     assert [one.ms for one in run_log.evals] == [250.0] * 4
 
 
+def test_metrics_are_read_and_other_tags_named() -> None:
+    """`kl` and the accuracy count something else than iterations."""
+    events = losses()
+    for at in range(0, 500, 100):
+        tags = {"valid/bleu_score": at / 50, "valid/loss": loss_at(at) + 0.1}
+        events += [scalar(at, tag, value, at / 4 + 0.1) for tag, value in tags.items()]
+        events += [scalar(at // 100, tag, 0.5, at / 4 + 0.2) for tag in ("val_acc_epoch", "kl")]
+    events = [*sorted(events, key=lambda one: one.wall_time), scalar(490, "layer/0/std", 0.1, 490)]
+    run_log = read(encode(events))
+    courses = {one.name: (one.values, one.last, one.highest_iteration) for one in run_log.metric_courses}
+    assert courses["valid/bleu_score"] == (5, 8.0, 400)
+    assert courses["val_acc_epoch"] == (5, 0.5, 0)
+    assert (len(run_log.steps), len(run_log.segments), len(run_log.evals)) == (50, 1, 5)
+    (note,) = run_log.notes
+    assert (note.key, note.values["columns"]) == ("table.columns_left_out", "layer/0/std")
+
+
+def test_a_run_too_short_for_a_line() -> None:
+    """Of the Trainer's: its closing values are all that there is."""
+    closing = {
+        "train/train_runtime": 41.5,
+        "train/total_flos": 1e15,
+        "train/train_loss": 2.5,
+        "train/epoch": 1.0,
+    }
+    run_log = read(encode([scalar(1, tag, value, 41) for tag, value in closing.items()]))
+    facts = Analysis(run_log).facts
+    assert (facts.ended, facts.loss_last, facts.total_s) == ("finished", 2.5, 41.5)
+
+
 def test_the_total_at_the_end_of_a_run() -> None:
     """Every 100 iterations of 2 s a loss, every 125 an evaluation of 50 s; 530 iterations in all."""
     events, evaluations = [], 0

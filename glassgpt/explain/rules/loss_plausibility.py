@@ -12,6 +12,7 @@ from glassgpt.record.finding import Finding, make_finding
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.metric_series import MetricSeries
 from glassgpt.runs.noise import CLEAR_STANDARD_ERRORS
+from glassgpt.runs.past_best import logged_train_loss
 from glassgpt.runs.run_log import Floats, RunLog
 from glassgpt.runs.trajectory import numeric_setting, starts_from_scratch, untrained_loss, val_metric_name
 
@@ -466,6 +467,8 @@ def ppl_vs_loss(analysis: Analysis) -> Finding | None:
     val_losses = [evaluation.val_loss for evaluation in trained if evaluation.val_loss is not None]
     if not val_losses or min(val_losses) <= limit:  # it was a plausible loss once: that run diverged
         return None
+    if any(one.metric.kind == "perplexity" and one.metric.is_eval for one in run_log.own_metrics):
+        return None  # that is another value: this one may be a sum
     last = trained[-1]
     train_loss, (_, losses) = last.train_loss, trajectory.finite_losses()
     if train_loss is None and len(losses):
@@ -474,6 +477,18 @@ def ppl_vs_loss(analysis: Analysis) -> Finding | None:
         return None
     log_val_loss = math.log(last.val_loss)
     if log_val_loss < MIN_LOG_PPL_TO_TRAIN_LOSS * train_loss:
+        return None
+    # A run may overfit later, but its logarithm was near the training loss at some evaluation.
+    pairs = [
+        (
+            math.log(one.val_loss),
+            one.train_loss or logged_train_loss(run_log, trajectory, one.iteration or 0)[0],
+        )
+        for one in trained
+        if one.val_loss is not None
+    ]
+    ratios = [loss / train for loss, train in pairs if train] or [log_val_loss / train_loss]
+    if min(ratios) >= 1 / MIN_LOG_PPL_TO_TRAIN_LOSS:
         return None
     return make_finding(
         "ppl-vs-loss",

@@ -22,6 +22,7 @@ _ORDER = (
     "fairseq",
     "huggingface",
     "llamafactory",
+    "ms_swift",
     "minimind",
     "torchtitan",
     "megatron",

@@ -783,6 +783,25 @@ def test_a_loss_that_falls_where_an_epoch_begins() -> None:
     assert epoch_steps(analyse(make_run_log(steady, trainer=HF, setup=LoggedSetup(epochs=3.0)))) is None
 
 
+def test_a_steep_first_epoch_is_no_step() -> None:
+    """A loss that falls fast, then slowly, as all do; and one step of a noisy loss."""
+    at = np.arange(10, 1201, 10)
+    noise = np.random.default_rng(1).normal(0, 0.013, len(at))
+    decay = 1.05 + 0.6 * np.exp(-at / 180)
+    for step, found in ((0.0, False), (0.1, True)):
+        losses = decay - step * (at > 400) + noise
+        run_log = make_run_log(
+            make_steps(at.tolist(), loss=losses.tolist()), trainer=HF, setup=LoggedSetup(epochs=3.0)
+        )
+        one = epoch_steps(analyse(run_log))
+        assert (one is not None) == found
+        if one is not None:
+            assert one.text["evidence"][0] == say(
+                "epoch-steps.evidence.once", drop=one.values["drop"], epoch=2, count=1
+            )
+            assert one.values["drop"] == pytest.approx(0.12, abs=0.03)
+
+
 def test_a_gap_behind_which_the_last_evaluation_is_the_best_is_no_overfitting() -> None:
     train = [3.5, 2.0, 1.4, 1.1, 0.9, 0.8]
     slowly = [3.0, 1.8, 1.43, 1.25, 1.215, 1.214]
@@ -814,8 +833,11 @@ def test_a_gap_that_grows_while_the_validation_loss_falls() -> None:
 
 
 def test_a_loss_that_was_next_to_nothing_in_the_first_epoch_is_no_memory() -> None:
+    """But one that is a small part of its first epoch's at the end is, however low that was."""
     later = [2.0] * 250 + [0.0001] * 50
-    for losses, key in (([2.5, 0.5] + [0.0001] * 298, "new"), (later, "repeated")):
+    by_epoch = [2.5] * 5 + [0.04] * 45 + [0.004] * 250
+    cases = (([2.5, 0.5] + [0.0001] * 298, "new"), (later, "repeated"), (by_epoch, "repeated"))
+    for losses, key in cases:
         run_log = make_run_log(make_steps(range(300), loss=losses), trainer=HF, setup=LoggedSetup(epochs=6.0))
         one = require_finding(memorised_data(analyse(run_log)))
         assert one.text["explanation"][0].key == f"memorised-data.explanation.{key}"

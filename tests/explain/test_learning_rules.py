@@ -47,6 +47,15 @@ from glassgpt.runs.trainers import BY_ID
 # --- overfitting ---
 
 
+def test_a_learning_rate_that_has_hardly_fallen_is_not_at_its_highest() -> None:
+    for last, key in ((1e-3, "lr_not_lowered"), (0.95e-3, "lr_hardly_lowered")):
+        rates = np.interp(range(cpu_run().iterations_logged), (0, 50, 10**4), (1e-3, 1e-3, 1e-3)).tolist()
+        rates[-60:] = np.linspace(1e-3, last, 60).tolist()
+        run_log = replace(cpu_run(), steps=replace(cpu_run().steps, lr=np.array(rates)))
+        one = require_finding(still_improving(analyse(run_log)))
+        assert one.text["explanation"][-1].key == f"still-improving.explanation.{key}"
+
+
 def test_a_metric_that_still_improves_softens_overfitting() -> None:
     """The same curve, with an accuracy of held-out data that rises on, or falls with the loss."""
     at = np.arange(0, 5001, 250)
@@ -189,7 +198,7 @@ def test_the_readme_run_on_a_cpu_was_still_improving() -> None:
 
 def test_a_loss_that_ended_as_nan_is_not_still_improving() -> None:
     """The training losses alone, with NaN from iteration 1,600 on, and the same with a last loss again."""
-    run_log = replace(cpu_run(), evals=[])
+    run_log = replace(cpu_run(), evals=())
     broken = run_log.steps.loss.copy()
     broken[160:] = np.nan
     lasting, recovered = (replace(run_log.steps, loss=loss) for loss in (broken, broken.copy()))
@@ -482,6 +491,23 @@ def test_a_plateau_of_most_of_the_run_is_told_with_its_beginning() -> None:
     one = require_finding(plateau(analyse(run_log)))
     assert 2000 < float(str(one.values["flat_iteration"])) < 5000
     assert one.values["share"] == pytest.approx(0.85, abs=0.06)
+
+
+def test_an_accuracy_past_its_best_where_no_validation_loss_is_logged() -> None:
+    """Noisy, up to iteration 60 of 250 and down again; and the same, level from there on."""
+    at, random = np.arange(1, 251), np.random.default_rng(4)
+    metric = metric_of("val accuracy")
+    assert metric is not None
+    steps = make_steps(at.tolist(), loss=(0.5 + 0.15 * np.exp(-at / 60)).tolist())
+    for fall, is_found in ((0.12, True), (0.0, False)):
+        curve = 0.68 - 0.2 * np.exp(-at / 12) - fall * np.clip((at - 60) / 190, 0, 1)
+        series = MetricSeries("val accuracy", metric, at, at, curve + random.normal(0, 0.03, len(at)))
+        one = overfitting(analyse(make_run_log(steps, trainer=BY_ID["unknown"], metrics=(series,))))
+        assert (one is not None) == is_found
+        if one is not None:
+            assert one.values["best_iteration"] == pytest.approx(60, abs=25)
+            assert one.values["count"] == 25
+            assert one.values["best"] == pytest.approx(0.67, abs=0.02)
 
 
 # --- memorised ---

@@ -706,6 +706,23 @@ def test_a_perplexity_is_no_loss() -> None:
     assert ppl_vs_loss(analyse(with_val([222.0, 218.0], train=220.0))) is None
 
 
+def test_a_sum_of_losses_is_no_perplexity() -> None:
+    """The perplexity is logged beside it; or its logarithm never was near the training loss."""
+    metric = metric_of("val_ppl")
+    assert metric is not None
+    loss, at = [3.6, 3.2, 3.1], np.array([1000, 2000, 3000])
+    ppl = MetricSeries("val_ppl", metric, at, at, np.exp(loss))
+    summed = replace(with_val([25.1 * one for one in loss]), metrics=(ppl,))
+    one = require_finding(ppl_vs_loss(analyse(summed)))
+    assert (one.severity, one.values["tokens"]) == ("info", pytest.approx(25.1))
+    assert one.values["log_perplexity"] == pytest.approx(3.1)
+    same = ppl_vs_loss(analyse(replace(with_val(np.exp(loss).tolist()), metrics=(ppl,))))
+    assert (same and same.severity) == "warning"
+    other = replace(summed, metrics=(replace(ppl, value=np.exp([3.6, 2.2, 3.1])),))
+    assert ppl_vs_loss(analyse(other)) is None  # neither
+    assert ppl_vs_loss(analyse(with_val([140_000.0, 100_000.0, 110_000.0]))) is None
+
+
 def test_a_bend_of_the_curve_is_no_noise() -> None:
     """Each evaluation is clearly below the one before; what is left over is the curve's own shape."""
     val = [4.2026, 2.9493, 2.2715, 1.9137, 1.7294, 1.6123, 1.5680, 1.5359, 1.5171]

@@ -13,7 +13,8 @@ from glassgpt.record.finding import Finding, make_finding
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.metric_series import MetricSeries
 from glassgpt.runs.noise import CLEAR_STANDARD_ERRORS
-from glassgpt.runs.run_log import Floats, Ints, RunLog
+from glassgpt.runs.past_best import logged_train_loss
+from glassgpt.runs.run_log import Floats, Ints, LoggedEvaluation, RunLog
 from glassgpt.runs.trajectory import numeric_setting, starts_from_scratch, val_metric_name
 
 MAX_INIT_LOSS_DEVIATION = 0.15  # first loss over ln(vocab_size): a fresh model starts within this of 1
@@ -52,7 +53,12 @@ _WEB_TEXT = re.compile(r"webtext|\bowt|fineweb|slimpajama|redpajama|\bc4\b|\bpil
 _SHAKESPEARE = re.compile(r"shakespeare.?char", re.I)
 # For ppl-vs-loss: a validation loss above these, in terms of ln(vocab_size), is none.
 MAX_LOSS_OVER_CHANCE, MAX_LOSS_OVER_GPT2_CHANCE = 1.5, 1.2
-MIN_LOG_PPL_TO_TRAIN_LOSS = 0.6  # ln(val loss) over train loss: less does not fit either
+MIN_LOG_PPL_TO_TRAIN_LOSS = 0.6  # ln(val loss) over train loss: less does not fit either; nor its inverse
+MAX_PPL_ERROR = 0.02  # a perplexity that is logged is another number than the loss
+MIN_SUMMED_TOKENS, MAX_SUMMED_SPREAD = (
+    1.5,
+    1.05,
+)  # the loss over ln(perplexity); its largest over its smallest
 
 
 def init_loss(analysis: Analysis) -> Finding | None:
@@ -488,7 +494,8 @@ def leaked_data(analysis: Analysis) -> Finding | None:
 
 
 def ppl_vs_loss(analysis: Analysis) -> Finding | None:
-    """The logged validation "loss" is a perplexity: above chance, while its logarithm fits the train loss."""
+    """The logged validation "loss" is a perplexity: above chance, while its logarithm fits the train loss. Or
+    it is a sum, by the perplexity that is logged beside it."""
     run_log, trajectory = analysis.log, analysis.trajectory
     if run_log.val_metric != "loss" or not run_log.has_iteration_numbers:
         return None
@@ -504,13 +511,24 @@ def ppl_vs_loss(analysis: Analysis) -> Finding | None:
     if not val_losses or min(val_losses) <= limit:  # it was a plausible loss once: that run diverged
         return None
     last = trained[-1]
+    perplexities = _perplexities(run_log)
+    pairs = [
+        (one, perplexities[one.iteration])
+        for one in trained
+        if one.iteration in perplexities and one.val_loss is not None
+    ]
+    if pairs and any(abs((one.val_loss or 0.0) / ppl - 1) > MAX_PPL_ERROR for one, ppl in pairs):
+        return _summed_loss(analysis, pairs)
     train_loss, (_, losses) = last.train_loss, trajectory.finite_losses()
     if train_loss is None and len(losses):
         train_loss = float(np.median(losses[-20:]))
     if train_loss is None or not 0 < train_loss < limit / 1.2 or last.val_loss is None:
         return None
     log_val_loss = math.log(last.val_loss)
-    if log_val_loss < MIN_LOG_PPL_TO_TRAIN_LOSS * train_loss:
+    # At first both are alike: later the training loss may be far lower.
+    at_first = trained[0].train_loss or logged_train_loss(run_log, trajectory, trained[0].iteration or 0)[0]
+    is_above = at_first is not None and math.log(val_losses[0]) * MIN_LOG_PPL_TO_TRAIN_LOSS > at_first
+    if log_val_loss < MIN_LOG_PPL_TO_TRAIN_LOSS * train_loss or is_above:
         return None
     return make_finding(
         "ppl-vs-loss",
@@ -525,6 +543,41 @@ def ppl_vs_loss(analysis: Analysis) -> Finding | None:
         ),
         explanation=say("ppl-vs-loss.explanation", val_loss=last.val_loss),
         advice=say("ppl-vs-loss.advice", log_val_loss=log_val_loss),
+        at=last.iteration,
+        lines=(last.line,),
+    )
+
+
+def _perplexities(run_log: RunLog) -> dict[int, float]:
+    """Of the evaluations, by iteration."""
+    return {
+        int(at): float(value)
+        for one in run_log.own_metrics
+        if one.metric.kind == "perplexity" and "train" not in one.name.lower()
+        for at, value in zip(one.iteration, one.value, strict=True)
+        if value > 1
+    }
+
+
+def _summed_loss(analysis: Analysis, pairs: Sequence[tuple[LoggedEvaluation, float]]) -> Finding | None:
+    """A validation loss that is one and the same multiple of the logarithm of its perplexity."""
+    tokens = [(one.val_loss or 0.0) / math.log(ppl) for one, ppl in pairs]
+    if min(tokens) < MIN_SUMMED_TOKENS or max(tokens) > MAX_SUMMED_SPREAD * min(tokens):
+        return None
+    last, perplexity = pairs[-1]
+    return make_finding(
+        "ppl-vs-loss",
+        "info",
+        title=say("ppl-vs-loss.title.sum", tokens=tokens[-1]),
+        evidence=say(
+            "ppl-vs-loss.evidence.sum",
+            val_loss=last.val_loss,
+            eval_iteration=last.iteration,
+            perplexity=perplexity,
+            log_perplexity=math.log(perplexity),
+        ),
+        explanation=say("ppl-vs-loss.explanation.sum"),
+        advice=say("ppl-vs-loss.advice", log_val_loss=math.log(perplexity)),
         at=last.iteration,
         lines=(last.line,),
     )

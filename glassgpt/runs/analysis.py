@@ -371,14 +371,22 @@ class Analysis:
     def seconds_and_share_after(
         self, after: int, until: int, rows: Ints | None = None
     ) -> tuple[float, float] | None:
-        """Seconds of the iterations past `after`, up to `until`, and their share of the run.
+        """Seconds of the iterations past `after`, up to `until`, with their evaluations, and the share of the
+        run.
 
         `rows`: count these log lines only, instead of the trajectory's.
         """
         steps, total_s, trajectory = self.log.steps, self.total_s, self.trajectory
         if rows is not None:
             trajectory = replace(trajectory, iteration=steps.iteration[rows], ms=steps.ms[rows])
-        seconds = seconds_between(trajectory, after, until, self.steady_ms)
+        seconds, split = seconds_between(trajectory, after, until, self.steady_ms), self.time_split
+        if seconds and total_s and split is not None:
+            is_inside = (split.apart_iteration > after) & (split.apart_iteration <= until)
+            seconds += float(split.apart_ms[is_inside].sum()) / 1000
+            at = [one.iteration for one in self.trajectory.evals if one.iteration is not None]
+            if at and not split.is_complete:  # the rest of the time is that of the evaluations
+                late = sum(after < one <= until for one in at) / len(at)
+                seconds += late * max(0.0, total_s - split.total_s)
         if not total_s or not seconds or not math.isfinite(total_s) or not 0 < seconds <= total_s:
             return None
         return seconds, seconds / total_s

@@ -47,6 +47,15 @@ from glassgpt.runs.trainers import BY_ID
 # --- overfitting ---
 
 
+def test_what_overfitting_cost_includes_its_evaluations() -> None:
+    """100 ms an iteration, and as much time again for evaluations that the log does not time."""
+    at = range(0, 1001, 10)
+    steps = make_steps(at, 100.0, np.linspace(3.0, 1.0, 101).tolist())
+    evals = [(100 * i, None, 2.0 + abs(i - 3) / 5) for i in range(1, 11)]
+    run_log = make_run_log(steps, evals, trainer=BY_ID["unknown"], setup=LoggedSetup(wall_s=200.0))
+    assert require_finding(overfitting(analyse(run_log))).values["saving"] == pytest.approx(0.7, abs=0.01)
+
+
 def test_a_learning_rate_that_has_hardly_fallen_is_not_at_its_highest() -> None:
     for last, key in ((1e-3, "lr_not_lowered"), (0.95e-3, "lr_hardly_lowered")):
         rates = np.interp(range(cpu_run().iterations_logged), (0, 50, 10**4), (1e-3, 1e-3, 1e-3)).tolist()

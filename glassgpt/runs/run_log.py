@@ -158,6 +158,7 @@ class LogEvent:
     line: int  # its number in the log, from 1
     iteration: int | None  # of the last step before it
     error_line: int = 0  # of a traceback that names its exception: where it does
+    frames: tuple[str, ...] = ()  # the functions of a traceback that ends in it, as far as they are known
 
     @property
     def quoted_line(self) -> int:

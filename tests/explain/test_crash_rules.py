@@ -14,9 +14,11 @@ from learning_logs import (
     add_noise,
     analyse,
     falling_losses,
+    finding_text,
     gpu_run,
     require_finding,
 )
+from log_checks import parse_log
 from run_logs import NANOGPT, make_run_log, make_steps
 
 from glassgpt.config import ConfigValue
@@ -955,3 +957,60 @@ def test_spikes_at_the_same_batches_of_each_epoch_are_of_the_data() -> None:
     shuffled = np.concatenate([np.roll(batches, 37 * epoch**2) for epoch in range(5)])
     analysis = analyse(make_run_log(make_steps(range(1500), loss=(2.5 + shuffled + noise).tolist())))
     assert analysis.loss_recurs is None
+
+
+def launch(
+    *functions: str, error: str = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+) -> str:
+    frames = [f'  File "/env/lib/{name}.py", line {at}, in {name}' for at, name in enumerate(functions, 7)]
+    return "\n".join(["Traceback (most recent call last):", *frames, error, ""])
+
+
+LOADS = launch("main", "from_pretrained", "_load_pretrained_model", "to")
+COMPUTES = launch("main", "train", "training_step", "_call_impl", "forward")
+BANNER = "[INFO|trainer.py:2128] ***** Running training *****\n"
+SYNTAX = '  File "train.py", line 3\n    lr=\n      ^\nSyntaxError: invalid syntax\n'
+REPORT = launch(
+    "run", "launch_agent", error="torch.distributed.elastic.multiprocessing.errors.ChildFailedError:"
+)
+
+
+def test_a_model_that_does_not_fit_is_no_matter_of_the_micro_batch() -> None:
+    for text, is_loading in (
+        (LOADS, True),
+        (COMPUTES, False),
+        (launch("main"), False),
+        (LOADS + COMPUTES, False),
+    ):
+        one = require_finding(oom(analyse(parse_log(BANNER + text))))
+        keys = [message.key for message in one.text["advice"]]
+        assert (keys == ["oom.advice.loading"]) == is_loading, text
+        assert one.severity == "problem"
+
+
+def test_the_last_launch_decides_how_a_log_without_training_ended() -> None:
+    value = launch("main", error="ValueError: no such model")
+    rank = launch("main", error="torch.distributed.DistBackendError: NCCL error")
+    cases = (
+        (LOADS, "oom"),
+        (LOADS + SYNTAX, "crashed"),
+        (LOADS + REPORT + value, "crashed"),
+        (LOADS + value, "oom"),  # of the same launch, as far as is known
+        (LOADS + REPORT + rank, "oom"),
+        (SYNTAX + LOADS, "oom"),
+        (value + REPORT + LOADS, "oom"),
+    )
+    for text, ended in cases:
+        analysis = analyse(parse_log(BANNER + text))
+        assert analysis.facts.ended == ended, text
+        one = require_finding(oom(analysis))
+        assert (one.severity == "advice") == (ended == "crashed")
+    one = require_finding(crashed(analyse(parse_log(BANNER + SYNTAX + LOADS + SYNTAX))))
+    assert one.lines[0] > 10
+
+
+def test_the_last_of_very_many_errors_is_kept() -> None:
+    value = launch("main", error="ValueError: no such model")
+    last = launch("main", error="KeyError: 'loss'")
+    one = require_finding(crashed(analyse(parse_log(BANNER + 900 * value + last))))
+    assert "KeyError" in finding_text(one)

@@ -59,6 +59,7 @@ _DIGITS = re.compile(r"\d+")
 _OF_ANY_RANK = re.compile(r"Traceback|[Ww]arn|WARN")  # several ranks of one launch print it, at any time
 _REPEATED = re.compile(r"(\W)\1+")
 FAILURE_KINDS = frozenset({"oom", "traceback", "abort", "kill", "interrupt"})
+_LATEST_KINDS = FAILURE_KINDS | {"scaler-overflow"}  # of very many the last are kept, too
 
 
 def _is_placeholder(loss: float | None) -> bool:
@@ -473,7 +474,7 @@ class RunBuilder:
             self._last_item_line, self._start_line = self.line, None
         self._event_counts[kind] += 1
         self._event_total += 1
-        is_stored = self._event_counts[kind] <= _MAX_EVENTS_PER_KIND or kind in FAILURE_KINDS
+        is_stored = self._event_counts[kind] <= _MAX_EVENTS_PER_KIND or kind in _LATEST_KINDS
         self.in_traceback = kind == "traceback" and is_stored
         if is_stored:
             event = LogEvent(kind, text.strip()[:_MAX_EVENT_CHARS], self.line, self._last_iteration)

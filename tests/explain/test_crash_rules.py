@@ -180,7 +180,10 @@ def test_causes_by_what_came_before(
     one = require_finding(loss_nan(analyse(make_run_log(steps, settings={"learning_rate": 6e-3, **stated}))))
     assert [message.key for message in one.text["explanation"]] == [f"loss-nan.explanation.{cause}"]
     assert one.values.get("grad_norms") == (norms and norms[39:44])
-    assert (one.values["new_peak_lr"], one.values["peak_lr"]) == (pytest.approx(2e-3), 6e-3)
+    if cause == "float16":
+        assert one.text["advice"] == (say("loss-nan.advice.overflow"),)
+    else:
+        assert (one.values["new_peak_lr"], one.values["peak_lr"]) == (pytest.approx(2e-3), 6e-3)
 
 
 def test_one_bad_loss_is_a_warning_and_a_bad_evaluation_a_problem() -> None:
@@ -1014,3 +1017,46 @@ def test_the_last_of_very_many_errors_is_kept() -> None:
     last = launch("main", error="KeyError: 'loss'")
     one = require_finding(crashed(analyse(parse_log(BANNER + 900 * value + last))))
     assert "KeyError" in finding_text(one)
+
+
+def test_a_loss_scale_that_collapsed_is_no_usual_skip() -> None:
+    def overflowed(*texts: str) -> RunLog:
+        events = [LogEvent("scaler-overflow", text, 9, 300) for text in texts]
+        counts: dict[EventKind, int] = {"scaler-overflow": len(texts)}
+        run_log = make_run_log(make_steps([300], loss=[5.0]), events=events)
+        return replace(run_log, event_counts=counts)
+
+    for text, scale in (
+        ("WARNING: overflow detected, setting loss scale to: 0.0001220703125", 0.0001220703125),
+        ("Gradient overflow.  Skipping step, loss scaler 0 reducing loss scale to 0.25", 0.25),
+        ("[deepspeed] OVERFLOW! Skipping step. Attempted loss scale: 1.0, reducing to 0.5", 0.5),
+        ("OVERFLOW! Skipping step. Attempted loss scale: 65536, reducing to 32768", None),
+    ):
+        one = require_finding(skipped_steps(analyse(overflowed(*["overflow detected"] * 11, text))))
+        assert one.values.get("loss_scale") == scale
+        assert "skipped_share" not in one.values or one.values["logged_iterations"] != 1
+        assert scale is None or one.severity == "warning"
+
+
+def test_advice_about_the_number_format_fits_the_run() -> None:
+    losses = [5.0, 4.8, 4.7, 4.6, 4.5, 4.4, 4.3, NAN, NAN]
+    for trainer, dtype, key in (
+        (BY_ID["unknown"], None, "repeat_iterations"),
+        (BY_ID["keras"], None, "find_batch"),
+        (BY_ID["keras"], "float16", "overflow"),
+        (BY_ID["unknown"], "float32", "find_batch"),
+    ):
+        settings: dict[str, ConfigValue] = {} if dtype is None else {"dtype": dtype}
+        run_log = make_run_log(make_steps(range(1000, 1090, 10), loss=losses), trainer=trainer)
+        run_log = replace(run_log, setup=LoggedSetup(settings=settings))
+        one = require_finding(loss_nan(analyse(run_log)))
+        assert one.text["advice"][-1].key == f"loss-nan.advice.{key}"
+
+
+def test_a_loss_scale_in_megatrons_lines_tells_float16() -> None:
+    line = " iteration {at}/ 100 | elapsed time per iteration (ms): 800.0 | lm loss: 5.{at}E+00"
+    line += " | loss scale: {scale} |"
+    for scale, dtype in ((64.0, "float16"), (1.0, None)):
+        run_log = parse_log("\n".join(line.format(at=at, scale=scale) for at in range(10, 60, 10)))
+        assert run_log.trainer.id == "megatron"
+        assert run_log.setup.settings.get("dtype") == dtype

@@ -30,7 +30,7 @@ _STEP = StepLine(
         "consumed tokens": "tokens", "actual seqlen": "sequence", "MFU": "mfu",
         r"tokens per gpu per second \(tgs\)": "device_tokens_per_s", "number of nan iterations": "nan",
         r"tokens per GPU \(tokens/s/GPU\)": "device_tokens_per_s",
-        "number of skipped iterations": "skipped",
+        "number of skipped iterations": "skipped", "loss scale": "scale",
     },
 )  # fmt: skip
 _NEMO = StepLine(
@@ -109,6 +109,8 @@ class MegatronReader:
         if "loss" not in values and values["nan"] > 0:
             values["loss"] = math.nan  # a loss that is no number is left out of the line
         builder.setup.values["planned_iterations"] = planned
+        if values.get("scale", 1.0) != 1.0:  # other number formats need none
+            builder.setup.settings.setdefault("dtype", "float16")
         self._add(iteration, values, builder)
         if 0 < values.get("skipped", 0) <= _MAX_SKIPPED:
             for _ in range(int(values["skipped"])):

@@ -218,7 +218,7 @@ def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
     )
     if (
         is_repeated
-        and not (has_eval or run_log.evals)
+        and not (has_eval or run_log.evals or _may_be_evaluated(run_log))
         and not is_told
         and run_log.loss_measures_learning
         and not run_log.live
@@ -232,6 +232,18 @@ def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
         )
         sentences.insert(place, sentence)
     return [sentence for sentence in sentences if sentence]
+
+
+def _may_be_evaluated(run_log: RunLog) -> bool:
+    """Whether an accuracy or a score stands on lines of its own, without a training loss, and none of them
+    says that it is of the training data."""
+    steps = set(run_log.steps.line.tolist())
+    return run_log.has_line_numbers and any(
+        one.metric.kind in ("accuracy", "score", "error_rate")
+        and "train" not in one.name.lower()
+        and steps.isdisjoint(one.line.tolist())
+        for one in run_log.own_metrics
+    )
 
 
 def _unevaluated_since(run_log: RunLog, facts: Facts) -> int | None:
@@ -457,7 +469,7 @@ def _progress_sentence(run_log: RunLog, facts: Facts) -> str:
 
 def _cut_sentence(run_log: RunLog, trainer: str, at: str) -> str:
     """About a log that does not say how the run ended."""
-    if run_log.iterations_done is not None and run_log.columns:
+    if run_log.is_saved_state:
         return translate("verdict.saved_state", trainer=trainer, at=at)
     if run_log.columns:
         return translate("verdict.table_ends", trainer=trainer, at=at)

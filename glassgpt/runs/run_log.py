@@ -333,6 +333,11 @@ class RunLog:
         return float(losses[0]) if is_constant else None
 
     @property
+    def is_saved_state(self) -> bool:
+        """Not a log that goes on, but a file that is written with a checkpoint, as trainer_state.json is."""
+        return self.iterations_done is not None and bool(self.columns)
+
+    @property
     def evaluates_metrics(self) -> bool:
         """Whether a metric besides the loss is of held-out data."""
         return any(one.metric.is_eval for one in self.own_metrics)

@@ -1060,3 +1060,12 @@ def test_a_loss_scale_in_megatrons_lines_tells_float16() -> None:
         run_log = parse_log("\n".join(line.format(at=at, scale=scale) for at in range(10, 60, 10)))
         assert run_log.trainer.id == "megatron"
         assert run_log.setup.settings.get("dtype") == dtype
+
+
+def test_a_file_that_is_written_with_a_checkpoint_did_not_end_early() -> None:
+    run_log = make_run_log(
+        make_steps(range(10, 510, 10)), trainer=HF, setup=LoggedSetup(planned_iterations=5000), ended="cut"
+    )
+    assert ended_early(analyse(run_log)) is not None
+    columns = {"iteration": "step", "loss": "loss"}
+    assert ended_early(analyse(replace(run_log, columns=columns, iterations_done=500))) is None

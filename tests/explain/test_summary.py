@@ -429,6 +429,19 @@ def test_a_level_loss_of_many_epochs_needs_no_evaluation_first() -> None:
         assert told == [key]
 
 
+def test_a_score_on_lines_of_its_own_may_be_of_an_evaluation() -> None:
+    run_log = run_without_evals(epochs=20.0)
+    lines = run_log.steps.line
+    for name, offset, is_told in (("ACC", 10_000, False), ("ACC", 0, True), ("train ACC", 10_000, True)):
+        metric = metric_of(name)
+        assert metric is not None
+        series = MetricSeries(
+            name, metric, run_log.steps.iteration, lines + offset, np.linspace(0.2, 0.6, 40)
+        )
+        said = explain(replace(run_log, metrics=(series,))).verdict
+        assert (translate("verdict.no_evaluation") in said) == is_told
+
+
 def test_the_last_line_counts_though_it_is_cut_off() -> None:
     last = replace(run(), last_partial_iteration=1000)
     ended = facts(ended="cut")

@@ -262,7 +262,7 @@ def ended_early(analysis: Analysis) -> Finding | None:
     """The log stops far from the planned end, and nothing says why."""
     run_log = analysis.log
     last, planned = last_iteration_done(run_log), planned_end_iteration(run_log)
-    if run_log.live or run_log.is_excerpt or analysis.facts.ended != "cut":
+    if run_log.live or run_log.is_excerpt or analysis.facts.ended != "cut" or run_log.is_saved_state:
         return None
     if last is None or not planned or last >= MAX_EARLY_SHARE * planned:
         return None

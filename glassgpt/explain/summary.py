@@ -20,7 +20,6 @@ from glassgpt.record.finding import SERIOUS, Finding
 from glassgpt.runs.curve_statistics import is_level, trend, turning_row
 from glassgpt.runs.facts import Facts
 from glassgpt.runs.metric_series import MetricCourse
-from glassgpt.runs.noise import CLEAR_STANDARD_ERRORS
 from glassgpt.runs.past_best import chance_of_best
 from glassgpt.runs.progress import Progress
 from glassgpt.runs.run_log import Floats, LogEvent, RunLog
@@ -43,6 +42,7 @@ MIN_EVALS_FOR_SHARE = 3  # of a log that begins in the middle of a run
 MAX_SWAPPING_TOKENS_PER_S = 20.0  # slower than any machine trains a model that its memory holds
 MIN_WANDER_RATIO = 1.25  # of the step time, between its high and its low: less is no news
 MIN_END_LINES = 5  # of each end: the mean of fewer may be higher by chance
+MIN_ALIKE = 5  # values of a metric at its end that are one and the same number, and half of all: that is told
 MIN_KEPT_SHARE = 0.75  # of an accuracy's first value, at the end: below that something is wrong
 EVALUATION_FINDINGS = ("memorised-data", "epoch-steps", "loss-nan")  # they advise one, or another matters
 RISE_FINDINGS = ("divergence", "loss-explosion", "loss-nan")
@@ -152,7 +152,8 @@ def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
     ]
     if closing:
         sentences.append(translate("verdict.stop_reason", quoted=closing[-1][:MAX_QUOTED_CHARS]))
-    metrics = [_metric_sentence(course) for course in run_log.metric_courses]
+    has_val_loss = facts.best_val_loss is not None
+    metrics = [_metric_sentence(course, selects=not has_val_loss) for course in run_log.metric_courses]
     loss_sentence = _loss_sentence(run_log, facts, findings)
     sentences += [loss_sentence, *metrics] if run_log.loss_measures_learning else [*metrics, loss_sentence]
     if (evaluated := _unevaluated_since(run_log, facts)) is not None:
@@ -217,13 +218,32 @@ def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
     )
     if (
         is_repeated
-        and not (has_eval or run_log.evals)
+        and not (has_eval or run_log.evals or _may_be_evaluated(run_log))
         and not is_told
         and run_log.loss_measures_learning
         and not run_log.live
     ):
-        sentences.insert(place, translate("verdict.no_evaluation"))
+        # Where its own batches are not learned either, that comes first.
+        is_level = _training_loss_is_level(run_log, facts)
+        sentence = (
+            translate("verdict.level_over_epochs", epochs=epochs)
+            if is_level
+            else translate("verdict.no_evaluation")
+        )
+        sentences.insert(place, sentence)
     return [sentence for sentence in sentences if sentence]
+
+
+def _may_be_evaluated(run_log: RunLog) -> bool:
+    """Whether an accuracy or a score stands on lines of its own, without a training loss, and none of them
+    says that it is of the training data."""
+    steps = set(run_log.steps.line.tolist())
+    return run_log.has_line_numbers and any(
+        one.metric.kind in ("accuracy", "score", "error_rate")
+        and "train" not in one.name.lower()
+        and steps.isdisjoint(one.line.tolist())
+        for one in run_log.own_metrics
+    )
 
 
 def _unevaluated_since(run_log: RunLog, facts: Facts) -> int | None:
@@ -238,8 +258,9 @@ def _unevaluated_since(run_log: RunLog, facts: Facts) -> int | None:
     return at[-1] if at[-1] > MIN_EVALUATED_SHARE * last and last - at[-1] > least else None
 
 
-def _metric_sentence(course: MetricCourse) -> str:
-    """From where to where a metric went, and its best value in between."""
+def _metric_sentence(course: MetricCourse, selects: bool) -> str:
+    """From where to where a metric went, and its best value in between. `selects`: nothing else says which
+    evaluation is the best."""
     values: dict[str, object] = {"name": course.name, "first": course.first, "last": course.last}
     if course.values == 1:
         return translate("verdict.metric_once", **values)
@@ -247,11 +268,19 @@ def _metric_sentence(course: MetricCourse) -> str:
         return translate("verdict.metric_constant", **values, count=course.values)
     if course.is_noise:
         return translate("verdict.metric_noise", name=course.name, mean=course.mean, count=course.values)
-    went = (
-        translate("verdict.metric_course", **values)
-        if course.mean_of == 1
-        else translate("verdict.metric_course_of_means", **values, count=course.mean_of)
-    )
+    of_means = {**values, "count": course.mean_of}
+    if course.got_worse:
+        went = (
+            translate("verdict.metric_worse", **values)
+            if course.mean_of == 1
+            else translate("verdict.metric_worse_of_means", **of_means)
+        )
+    else:
+        went = (
+            translate("verdict.metric_course", **values)
+            if course.mean_of == 1
+            else translate("verdict.metric_course_of_means", **of_means)
+        )
     ends = (course.first, course.last)
     extremes = [
         (course.highest, course.highest_iteration, max(ends) < course.highest),
@@ -262,7 +291,7 @@ def _metric_sentence(course: MetricCourse) -> str:
     for is_highest, (value, at, is_beyond) in zip((True, False), extremes, strict=True):
         is_best = course.higher_is_better is not None and is_highest == course.higher_is_better
         beyond = abs(value - (max(ends) if is_highest else min(ends)))
-        least = CLEAR_STANDARD_ERRORS * math.sqrt(2) * course.stderr
+        least = 0.0 if is_best and selects and course.is_eval and course.mean_of == 1 else course.noise
         if not is_beyond or beyond < least or (not is_best and beyond < MIN_EXTREME_SHARE * range_):
             continue
         if at is None:
@@ -277,6 +306,8 @@ def _metric_sentence(course: MetricCourse) -> str:
                 if is_highest
                 else translate("verdict.metric_lowest_at", value=value, at=at)
             )
+    if MIN_ALIKE <= course.last_alike < course.values <= 2 * course.last_alike:
+        phrases.append(translate("verdict.metric_alike", count=course.last_alike))
     return (
         translate("verdict.metric_with_extremes", went=went, extremes="; ".join(phrases))
         if phrases
@@ -438,7 +469,7 @@ def _progress_sentence(run_log: RunLog, facts: Facts) -> str:
 
 def _cut_sentence(run_log: RunLog, trainer: str, at: str) -> str:
     """About a log that does not say how the run ended."""
-    if run_log.iterations_done is not None and run_log.columns:
+    if run_log.is_saved_state:
         return translate("verdict.saved_state", trainer=trainer, at=at)
     if run_log.columns:
         return translate("verdict.table_ends", trainer=trainer, at=at)

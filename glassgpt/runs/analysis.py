@@ -381,7 +381,8 @@ class Analysis:
     def seconds_and_share_after(
         self, after: int, until: int, rows: Ints | None = None
     ) -> tuple[float, float] | None:
-        """Seconds of the iterations past `after`, up to `until`, and their share of the run.
+        """Seconds of the iterations past `after`, up to `until`, with their evaluations, and the share of the
+        run.
 
         `rows`: count these log lines only, instead of the trajectory's.
         """

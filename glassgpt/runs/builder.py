@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -52,13 +52,14 @@ from glassgpt.runs.trainer import Trainer
 
 _MAX_EVENT_CHARS = 2000
 _MIN_ARRAY_STEPS = 8  # fewer are faster one by one
-_MAX_EVENTS_PER_KIND = 200
+_MAX_EVENTS_PER_KIND, _MAX_FRAMES = 200, 400
 _MAX_BATCH_SIZES = 1000  # changes that are kept, of one process
 PROMPT = "$"  # of a shell: the text of a command's line
 _DIGITS = re.compile(r"\d+")
 _OF_ANY_RANK = re.compile(r"Traceback|[Ww]arn|WARN")  # several ranks of one launch print it, at any time
 _REPEATED = re.compile(r"(\W)\1+")
 FAILURE_KINDS = frozenset({"oom", "traceback", "abort", "kill", "interrupt"})
+_LATEST_KINDS = FAILURE_KINDS | {"scaler-overflow"}  # of very many the last are kept, too
 
 
 def _is_placeholder(loss: float | None) -> bool:
@@ -108,6 +109,7 @@ class RunBuilder:
         self._held_metrics: list[tuple[Mapping[str, float], int]] = []  # after that line
         self.stamps = LineStamps()
         self._events: list[LogEvent] = []
+        self._frames: deque[str] = deque(maxlen=_MAX_FRAMES)  # functions of the traceback that is being read
         self._event_counts: Counter[EventKind] = Counter()
         self._event_total = 0
 
@@ -472,11 +474,21 @@ class RunBuilder:
             self._last_item_line, self._start_line = self.line, None
         self._event_counts[kind] += 1
         self._event_total += 1
-        is_stored = self._event_counts[kind] <= _MAX_EVENTS_PER_KIND
+        is_stored = self._event_counts[kind] <= _MAX_EVENTS_PER_KIND or kind in _LATEST_KINDS
         self.in_traceback = kind == "traceback" and is_stored
         if is_stored:
             event = LogEvent(kind, text.strip()[:_MAX_EVENT_CHARS], self.line, self._last_iteration)
-            self._events.append(event)
+            self._events.append(replace(event, frames=tuple(self._frames)) if kind == "oom" else event)
+        if kind != "traceback":
+            self._frames.clear()
+        alike = [one for one in self._events if one.kind == kind] if len(self._events) % 100 == 0 else []
+        if len(alike) > _MAX_EVENTS_PER_KIND:  # the first and the last tell most
+            dropped = set(map(id, alike[_MAX_EVENTS_PER_KIND // 2 : -_MAX_EVENTS_PER_KIND // 2]))
+            self._events = [one for one in self._events if id(one) not in dropped]
+
+    def add_frame(self, function: str) -> None:
+        """Of a traceback, in the order of the file."""
+        self._frames.append(function)
 
     def forget_events(self) -> None:
         self._events.clear()
@@ -490,6 +502,8 @@ class RunBuilder:
         event_text = f"{self._events[at].text} {text.strip()}"[:_MAX_EVENT_CHARS]
         self._events[at] = replace(self._events[at], text=event_text, error_line=self.line)
         self.in_traceback = False
+        if "emory" not in text:  # else the frames are those of the event that follows
+            self._frames.clear()
 
     # --- what readers ask ---
 

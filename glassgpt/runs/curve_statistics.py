@@ -28,9 +28,9 @@ EXTRAPOLATION_ERROR_SHARE = 1 / 3
 # Lines at each end of a curve: so few say where it began. Where their means differ by less than so many
 # standard errors, a tenth of all lines is taken.
 _MAX_END_LINES, _CLEAR_END_ERRORS = 10, 3.0
-# A trend: Kendall's test over at most so many blocks; or nearly all go one way, by so many of the standard
-# deviations of the late changes; or a step from the first to those of the second half, in
-# their standard deviations and as a share of it; of few values both are uncertain.
+# A trend: two tests of ranks over at most so many blocks; or nearly all go one way, by so many of the
+# standard deviations of the late changes; or a step from the first to those of the second half, in their
+# standard deviations and as a share of it; of few values both are uncertain.
 _TREND_BLOCKS, _MIN_TREND_VALUES, _MIN_TREND_ERRORS, _MIN_BLOCK = 60, 4, 2.5, 5
 _MIN_STEADY_SHARE, _MIN_STEADY_TO_SCATTER = 0.8, 5.0
 _MIN_STEP_TO_SCATTER, _MIN_STEP_SHARE, _FEW_VALUES = 4.0, 0.02, 3.0
@@ -135,7 +135,7 @@ def trend(values: Floats) -> Literal["falls", "rises"] | None:
     """What all values show together; None: no clear trend.
 
     Outliers do not move the medians of blocks, nor the ranks that are compared. Where neighbours are alike,
-    the test is the less sure of it (Hamed and Rao 1998). A curve that falls at once and is level from there
+    the tests are the less sure of it (Hamed and Rao 1998). A curve that falls at once and is level from there
     on shows in the step between its beginning and its second half."""
     count = min(_TREND_BLOCKS, len(values))
     if count < _MIN_TREND_VALUES:
@@ -148,7 +148,7 @@ def trend(values: Floats) -> Literal["falls", "rises"] | None:
         _MIN_STEP_TO_SCATTER * (1 + _FEW_VALUES / len(late)) * float(np.std(late, ddof=1)),
         _MIN_STEP_SHARE * abs(float(medians[0])),
     )
-    errors = _kendall_errors(medians)
+    errors = _rank_errors(medians)
     steps = np.diff(medians)
     late_steps = steps[count // 2 :]  # a single one has no scatter: then its size counts
     scatter = float(np.std(late_steps)) if len(late_steps) > 1 else float(np.abs(late_steps).max())
@@ -163,19 +163,25 @@ def trend(values: Floats) -> Literal["falls", "rises"] | None:
     return None
 
 
-def _kendall_errors(values: Floats) -> float:
-    """How many standard errors Kendall's S is from that of no trend; below 0 where they fall."""
+def _rank_errors(values: Floats) -> float:
+    """How many standard errors the order of the values is from that of no trend, the further of two tests;
+    below 0 where they fall. Kendall's S sees a change all the way. That of the first quarter and the second
+    half (Mann and Whitney's U) sees one that ends early."""
     count = len(values)
-    s = float(np.triu(np.sign(values[None, :] - values[:, None]), 1).sum())
-    variance = count * (count - 1) * (2 * count + 5) / 18
+    signs = np.sign(values[None, :] - values[:, None])
+    kendall = float(np.triu(signs, 1).sum()) / math.sqrt(count * (count - 1) * (2 * count + 5) / 18)
+    early, late = count // 4, count - count // 2
+    ends = float(signs[:early, -late:].sum()) / 2
+    ends /= math.sqrt(max(1, early * late) * (early + late + 1) / 12)
     ranks, at = np.argsort(np.argsort(values, kind="stable")).astype(float), np.arange(count)
     rest = ranks - np.polyval(np.polyfit(at, ranks, 2), at)
     squares = float(rest @ rest)
     alike = float(rest[1:] @ rest[:-1]) / squares if squares > 1e-9 else 0.0
+    errors = max(kendall, ends, key=abs)
     if alike > _MIN_AUTOCORRELATION / math.sqrt(count):
         alike = min(alike, _MAX_AUTOCORRELATION)
-        variance *= (1 + alike) / (1 - alike)
-    return s / math.sqrt(variance)
+        errors /= math.sqrt((1 + alike) / (1 - alike))
+    return errors
 
 
 def turning_row(values: Floats) -> int | None:

@@ -13,7 +13,7 @@ from statistics import mode
 
 from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.lines import letters_of
-from glassgpt.runs.run_log import EventKind, ExitStatus, RunLog
+from glassgpt.runs.run_log import EventKind, ExitStatus, LogEvent, RunLog
 
 # Where a program's own words begin: at the start of the line, or after a logger's name, level or place. Not
 # on a line about an epoch, which is only a part of the training.
@@ -37,6 +37,9 @@ _EVENT_LINES: tuple[tuple[str, str, EventKind], ...] = (
     ("ALLOC_FAILED", "CUBLAS_STATUS_ALLOC_FAILED", "oom"),
     ("Traceback", r"Traceback \(most recent call last\)", "traceback"),
     ("File", r'^\s*File "[^"]{1,400}", line \d{1,9}, in \S', "traceback"),  # the header is lost
+    # Of a script that cannot be read there is no traceback.
+    ("SyntaxError", r"^\W*(?:SyntaxError)+\W*: ", "traceback"),
+    ("ndentationError", r"^\W*(?:IndentationError)+\W*: ", "traceback"),
     ("CUDA ERROR", r"^\W*CUDA ERROR\W", "traceback"),
     ("CANCELLED", r"\bCANCELLED AT\b|DUE TO (?:TIME LIMIT|PREEMPTION)", "interrupt"),
     ("SIG", r"\bSIG(?:TERM|INT|HUP)\b.{0,80}(?:received|death|closing|signal)", "interrupt"),
@@ -120,11 +123,22 @@ TRACEBACK_HEADER = "Traceback (most recent call last)"  # only the last line of 
 _EXCEPTION = re.compile(
     r"^(?:[A-Za-z_]\w*\.)*_?[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Failure)\b(?::|$)|^\[Errno \d{1,4}\] "
 )
+_FRAME = re.compile(r'File "[^"]{1,400}", line \d{1,9}, in (\w{1,80})')
+# What a script fails with before it does anything: after another error, it is of a later launch.
+_START_ERROR = re.compile(r"\b(?:SyntaxError|IndentationError|ModuleNotFoundError|ImportError)\b")
+# What torchrun, or another rank, says after an error of one process: it is no error of its own.
+_CONSEQUENCE = re.compile(
+    r"ChildFailedError|SignalException|DistBackendError|DistNetworkError|NCCL|[Gg]loo|Connection"
+    r"|Broken ?[Pp]ipe|EOFError|[Tt]ime(?:d )?-?[Oo]ut|Interrupt"
+)
+LAUNCHER_ERROR = "ChildFailedError"
 # torchrun stops the other ranks when one fails, and reports that, too.
 _OWN_EXCEPTION = re.compile(
     r"\(most recent call last\):? (?!(?:\w+\.)*(?:ChildFailedError|SignalException|Key))"
 )
 _OF_SIBLING = re.compile(r"\bSignal \d{1,2} \(SIGTERM\) received by PID|closing signal SIGTERM")
+
+_EXCEPTION_NAME = re.compile(r"\b[A-Z]\w*(?:Error|Exception)\b")
 
 # In a thread, or while an object is deleted: the program goes on.
 _ELSEWHERE = re.compile(r"^Exception (?:in thread |ignored in)")
@@ -163,6 +177,8 @@ def read_event(line: str, builder: RunBuilder, patterns: Sequence[EventPattern])
     for substring, pattern, kind in patterns:
         if substring in line and pattern.search(line):
             if substring == "File":  # a frame: one event for all
+                for function in _FRAME.findall(line):
+                    builder.add_frame(function)
                 if builder.in_traceback:
                     return True
                 line = TRACEBACK_HEADER
@@ -197,6 +213,8 @@ def infer_exit_status(run_log: RunLog) -> ExitStatus | None:
     events = run_log.events_after_last_step()
     if any(_OWN_EXCEPTION.search(event.text) for event in events if event.kind == "traceback"):
         events = [event for event in events if not _OF_SIBLING.search(event.text)]
+    if not len(run_log.steps):
+        events = events_of_last_launch(events)
     after = [event.kind for event in events]
     # After a trainer's closing line, events of other programs in the same file do not count.
     is_over = "finish" in after and len(run_log.steps) > 0
@@ -214,6 +232,18 @@ def infer_exit_status(run_log: RunLog) -> ExitStatus | None:
     if ("finish" in after and has_trained) or _reached_planned_end(run_log):
         return "finished"
     return "cut"
+
+
+def events_of_last_launch(events: list[LogEvent]) -> list[LogEvent]:
+    """Of a file to which several launches wrote, and none trained. One begins where a script fails at its
+    start, or with an error after torchrun's report of the one before."""
+    begin, is_reported = 0, False
+    for index, event in enumerate(events):
+        names_error = _EXCEPTION_NAME.search(event.text) is not None and not _CONSEQUENCE.search(event.text)
+        if event.kind == "traceback" and (_START_ERROR.search(event.text) or (is_reported and names_error)):
+            begin, is_reported = index, False
+        is_reported = is_reported or LAUNCHER_ERROR in event.text
+    return events[begin:]
 
 
 def has_done_plan(run_log: RunLog) -> bool:

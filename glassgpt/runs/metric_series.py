@@ -25,8 +25,11 @@ from glassgpt.runs.metric_columns import Metric, metric_of, normalise
 MAX_SHOWN = 3  # metrics of a run
 _MAX_SERIES, _MAX_VALUES = 24, 100_000
 _MIN_SMOOTHED = 30  # values; of fewer, each is compared by itself
+_MAX_EVAL_NOISE = 0.1  # of the range of all values, of one evaluation
 _TREND_BLOCKS = 60  # means of values: those of a choice between 0 and 1 have no median
 _ENDS_SHARE = 10  # a tenth of the values at each end
+# A difference of two values that is told: so many standard errors of it, and this share of them.
+_CLEAR_ERRORS, _MIN_CHANGE_SHARE = 3.0, 0.01
 _MAX_ABS = 1e15
 _UNKNOWN = -1  # iteration
 # Of losses that are sums over tokens: evaluations, the highest mean over the lowest, the error of the number
@@ -86,6 +89,8 @@ class MetricCourse:
     mean: float  # of all values
     stderr: float  # of a mean of `mean_of` values; 0: not known
     is_noise: bool  # the values differ by chance alone, as far as they show
+    is_eval: bool  # of held-out data
+    last_alike: int  # so many values at the end are one and the same number
 
     @property
     def best(self) -> float:
@@ -94,6 +99,18 @@ class MetricCourse:
     @property
     def best_iteration(self) -> int | None:
         return self.lowest_iteration if self.higher_is_better is False else self.highest_iteration
+
+    @property
+    def got_worse(self) -> bool:
+        """From its start to its end, by more than noise."""
+        loss = (self.first - self.last) * (-1 if self.higher_is_better is False else 1)
+        least = max(self.noise, _MIN_CHANGE_SHARE * abs(self.first))
+        return self.higher_is_better is not None and not self.is_noise and loss > least
+
+    @property
+    def noise(self) -> float:
+        """The difference of two of its values that may be chance."""
+        return _CLEAR_ERRORS * math.sqrt(2) * self.stderr
 
 
 class MetricRecorder:
@@ -191,8 +208,11 @@ def course_of(series: Sequence[MetricSeries], kind: str) -> MetricCourse | None:
 
 def _course(series: MetricSeries) -> MetricCourse:
     values, iteration = series.value, series.iteration
-    # An evaluation is of many examples already.
-    is_noisy = len(values) >= _MIN_SMOOTHED and not series.metric.is_eval
+    noise = detrended_std(values) or 0.0
+    # An evaluation is of many examples already, if not of enough where its values scatter.
+    is_noisy = len(values) >= _MIN_SMOOTHED and (
+        not series.metric.is_eval or noise > _MAX_EVAL_NOISE * float(np.ptp(values))
+    )
     mean_of = len(values) // _ENDS_SHARE if is_noisy else 1
     means = np.convolve(values, np.full(mean_of, 1 / mean_of), mode="valid") if mean_of > 1 else values
     middle = mean_of // 2
@@ -216,8 +236,10 @@ def _course(series: MetricSeries) -> MetricCourse:
         lowest_iteration=at(lowest),
         higher_is_better=series.metric.higher_is_better,
         mean=float(np.mean(values)),
-        stderr=(detrended_std(values) or 0.0) / math.sqrt(mean_of),
+        stderr=noise / math.sqrt(mean_of),
         is_noise=is_noise(np.array(blocks)),
+        is_eval=series.metric.is_eval,
+        last_alike=int(np.argmin(np.append(values[::-1] == values[-1], False))),
     )
 
 

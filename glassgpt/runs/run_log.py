@@ -158,6 +158,7 @@ class LogEvent:
     line: int  # its number in the log, from 1
     iteration: int | None  # of the last step before it
     error_line: int = 0  # of a traceback that names its exception: where it does
+    frames: tuple[str, ...] = ()  # the functions of a traceback that ends in it, as far as they are known
 
     @property
     def quoted_line(self) -> int:
@@ -330,6 +331,11 @@ class RunLog:
         losses = self.steps.loss[self.steps.has_loss]
         is_constant = len(losses) > 1 and losses[0] <= 0 and bool(np.all(losses == losses[0]))
         return float(losses[0]) if is_constant else None
+
+    @property
+    def is_saved_state(self) -> bool:
+        """Not a log that goes on, but a file that is written with a checkpoint, as trainer_state.json is."""
+        return self.iterations_done is not None and bool(self.columns)
 
     @property
     def evaluates_metrics(self) -> bool:

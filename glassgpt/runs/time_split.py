@@ -183,6 +183,8 @@ def _is_spike(run_log: RunLog, local_ms: Floats) -> Bools:
         starts = np.full(len(run_log.segments), np.iinfo(np.int64).min // 2, dtype=np.int64)
         starts[steps.segment[first]] = steps.iteration[first]
         spikes &= steps.iteration - starts[steps.segment] >= STARTUP_STEPS
+    if (run_log.log_interval() or 1) > 1 and not first[0]:
+        spikes[0] = False  # an excerpt: its time may be that of the lines before it, too
     max_spikes = max(1, MAX_SPIKE_SHARE * np.count_nonzero(steady))
     return spikes if np.count_nonzero(spikes) <= max_spikes else no_spikes
 

@@ -117,6 +117,7 @@ class Trainer:
     takes_known_settings: bool = False  # under TrainConfig's names, so advice can name them
     lr_is_share_of_peak: bool = False  # the logged one: a factor, 1 at its highest
     schedule_fits_run: bool = False  # warm-up and decay follow max_iters where they are not set
+    default_dtype: str = ""  # of a run whose log names none; empty: not known
     defaults: Mapping[str, float] = field(default_factory=dict)  # of settings that its log need not show
 
     # --- its checkpoints ---

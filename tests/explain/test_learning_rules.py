@@ -47,6 +47,24 @@ from glassgpt.runs.trainers import BY_ID
 # --- overfitting ---
 
 
+def test_what_overfitting_cost_includes_its_evaluations() -> None:
+    """100 ms an iteration, and as much time again for evaluations that the log does not time."""
+    at = range(0, 1001, 10)
+    steps = make_steps(at, 100.0, np.linspace(3.0, 1.0, 101).tolist())
+    evals = [(100 * i, None, 2.0 + abs(i - 3) / 5) for i in range(1, 11)]
+    run_log = make_run_log(steps, evals, trainer=BY_ID["unknown"], setup=LoggedSetup(wall_s=200.0))
+    assert require_finding(overfitting(analyse(run_log))).values["saving"] == pytest.approx(0.7, abs=0.01)
+
+
+def test_a_learning_rate_that_has_hardly_fallen_is_not_at_its_highest() -> None:
+    for last, key in ((1e-3, "lr_not_lowered"), (0.95e-3, "lr_hardly_lowered")):
+        rates = np.interp(range(cpu_run().iterations_logged), (0, 50, 10**4), (1e-3, 1e-3, 1e-3)).tolist()
+        rates[-60:] = np.linspace(1e-3, last, 60).tolist()
+        run_log = replace(cpu_run(), steps=replace(cpu_run().steps, lr=np.array(rates)))
+        one = require_finding(still_improving(analyse(run_log)))
+        assert one.text["explanation"][-1].key == f"still-improving.explanation.{key}"
+
+
 def test_a_metric_that_still_improves_softens_overfitting() -> None:
     """The same curve, with an accuracy of held-out data that rises on, or falls with the loss."""
     at = np.arange(0, 5001, 250)
@@ -484,6 +502,23 @@ def test_a_plateau_of_most_of_the_run_is_told_with_its_beginning() -> None:
     assert one.values["share"] == pytest.approx(0.85, abs=0.06)
 
 
+def test_an_accuracy_past_its_best_where_no_validation_loss_is_logged() -> None:
+    """Noisy, up to iteration 60 of 250 and down again; and the same, level from there on."""
+    at, random = np.arange(1, 251), np.random.default_rng(4)
+    metric = metric_of("val accuracy")
+    assert metric is not None
+    steps = make_steps(at.tolist(), loss=(0.5 + 0.15 * np.exp(-at / 60)).tolist())
+    for fall, is_found in ((0.12, True), (0.0, False)):
+        curve = 0.68 - 0.2 * np.exp(-at / 12) - fall * np.clip((at - 60) / 190, 0, 1)
+        series = MetricSeries("val accuracy", metric, at, at, curve + random.normal(0, 0.03, len(at)))
+        one = overfitting(analyse(make_run_log(steps, trainer=BY_ID["unknown"], metrics=(series,))))
+        assert (one is not None) == is_found
+        if one is not None:
+            assert one.values["best_iteration"] == pytest.approx(60, abs=25)
+            assert one.values["count"] == 25
+            assert one.values["best"] == pytest.approx(0.67, abs=0.02)
+
+
 # --- memorised ---
 
 
@@ -684,6 +719,17 @@ def test_a_perplexity_is_no_loss() -> None:
     assert ppl_vs_loss(analyse(with_val([149740.0, 98558.0], train=None))) is None
 
 
+def test_a_sum_of_losses_is_no_perplexity() -> None:
+    """The perplexity is logged beside it; or its logarithm never was near the training loss."""
+    metric = metric_of("val_ppl")
+    assert metric is not None
+    loss, at = [3.6, 3.2, 3.1], np.array([1000, 2000, 3000])
+    ppl = MetricSeries("val_ppl", metric, at, at, np.exp(loss))
+    summed = replace(with_val([25.1 * one for one in loss]), metrics=(ppl,))
+    assert ppl_vs_loss(analyse(summed)) is None
+    assert ppl_vs_loss(analyse(with_val([140_000.0, 100_000.0, 110_000.0]))) is None
+
+
 def test_a_bend_of_the_curve_is_no_noise() -> None:
     """Each evaluation is clearly below the one before; what is left over is the curve's own shape."""
     val = [4.2026, 2.9493, 2.2715, 1.9137, 1.7294, 1.6123, 1.5680, 1.5359, 1.5171]
@@ -787,6 +833,25 @@ def test_a_loss_that_falls_where_an_epoch_begins() -> None:
     assert epoch_steps(analyse(make_run_log(steady, trainer=HF, setup=LoggedSetup(epochs=3.0)))) is None
 
 
+def test_a_steep_first_epoch_is_no_step() -> None:
+    """A loss that falls fast, then slowly, as all do; and one step of a noisy loss."""
+    at = np.arange(10, 1201, 10)
+    noise = np.random.default_rng(1).normal(0, 0.013, len(at))
+    decay = 1.05 + 0.6 * np.exp(-at / 180)
+    for step, found in ((0.0, False), (0.1, True)):
+        losses = decay - step * (at > 400) + noise
+        run_log = make_run_log(
+            make_steps(at.tolist(), loss=losses.tolist()), trainer=HF, setup=LoggedSetup(epochs=3.0)
+        )
+        one = epoch_steps(analyse(run_log))
+        assert (one is not None) == found
+        if one is not None:
+            assert one.text["evidence"][0] == say(
+                "epoch-steps.evidence.once", drop=one.values["drop"], epoch=2, count=1
+            )
+            assert one.values["drop"] == pytest.approx(0.12, abs=0.03)
+
+
 def test_a_gap_behind_which_the_last_evaluation_is_the_best_is_no_overfitting() -> None:
     train = [3.5, 2.0, 1.4, 1.1, 0.9, 0.8]
     slowly = [3.0, 1.8, 1.43, 1.25, 1.215, 1.214]
@@ -818,8 +883,11 @@ def test_a_gap_that_grows_while_the_validation_loss_falls() -> None:
 
 
 def test_a_loss_that_was_next_to_nothing_in_the_first_epoch_is_no_memory() -> None:
+    """But one that is a small part of its first epoch's at the end is, however low that was."""
     later = [2.0] * 250 + [0.0001] * 50
-    for losses, key in (([2.5, 0.5] + [0.0001] * 298, "new"), (later, "repeated")):
+    by_epoch = [2.5] * 5 + [0.04] * 45 + [0.004] * 250
+    cases = (([2.5, 0.5] + [0.0001] * 298, "new"), (later, "repeated"), (by_epoch, "repeated"))
+    for losses, key in cases:
         run_log = make_run_log(make_steps(range(300), loss=losses), trainer=HF, setup=LoggedSetup(epochs=6.0))
         one = require_finding(memorised_data(analyse(run_log)))
         assert one.text["explanation"][0].key == f"memorised-data.explanation.{key}"

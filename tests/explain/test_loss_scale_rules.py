@@ -110,6 +110,11 @@ def test_an_accuracy_that_collapses_is_told_with_the_checkpoint_before_it() -> N
     noisy = [0.6, 0.2, 0.8, 0.3, 0.7, 0.5, 0.2, 0.6, 0.4, 0.5]
     for values in ([*good, 0.90, 0.94], noisy, [*good, 0.0, 0.93], [0.02, 0.01, 0.02, 0.0, 0.0, 0.0]):
         assert metric_collapse(analyse(with_metric(run_log, "acc", values, 45))) is None
+    # The first value is the best, and the others scatter little.
+    one = require_finding(metric_collapse(analyse(with_metric(run_log, "acc", [0.98, 0.7, *[0.6] * 10], 45))))
+    assert (one.severity, one.at, one.values["high"], one.values["highest"]) == ("warning", 45, 0.98, 0.6)
+    for values in ([0.98, *[0.85] * 11], [0.98, *[0.4, 0.8] * 6]):
+        assert metric_collapse(analyse(with_metric(run_log, "acc", values, 45))) is None
 
 
 def test_preferences_that_stay_at_ln2() -> None:

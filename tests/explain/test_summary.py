@@ -383,6 +383,65 @@ def test_a_metric_of_held_out_data_is_an_evaluation() -> None:
         assert (unevaluated in explain(replace(plain, metrics=(series,))).verdict) == is_told
 
 
+def with_values(name: str, values: list[float]) -> RunLog:
+    metric, at = metric_of(name), np.arange(10, 10 * len(values) + 1, 10)
+    assert metric is not None
+    return replace(run_without_evals(), metrics=(MetricSeries(name, metric, at, at, np.array(values)),))
+
+
+def run_without_evals(end: float = 2.0, epochs: float | None = None) -> RunLog:
+    noise = np.random.default_rng(0).normal(0, 0.02, 40)
+    losses = (np.linspace(3.0, end, 40) + noise).tolist()
+    return make_run_log(make_steps(range(0, 400, 10), loss=losses), setup=LoggedSetup(epochs=epochs))
+
+
+def test_a_metric_that_got_worse_is_told_as_such() -> None:
+    up, down = [0.4, 0.5, 0.55, 0.6, 0.62], [0.62, 0.6, 0.55, 0.5, 0.4]
+    for name, values, is_worse in (
+        ("val_acc", up, False),
+        ("val_acc", down, True),
+        ("wer", up, True),
+        ("wer", down, False),
+        ("val_acc", [0.62, 0.7, 0.71, 0.7, 0.618], False),
+    ):
+        (course,) = with_values(name, values).metric_courses
+        assert course.got_worse == is_worse, (name, values)
+        worse = translate("verdict.metric_worse", name=name, first=values[0], last=values[-1])
+        assert any(one.startswith(worse) for one in explain(with_values(name, values)).verdict) == is_worse
+
+
+def test_a_metric_that_stands_still_and_the_best_of_one() -> None:
+    stands = with_values("val_acc", [0.9, 0.7, 0.65, *[0.6] * 7])
+    assert stands.metric_courses[0].last_alike == 7
+    alike = translate("verdict.metric_alike", count=7)
+    best = translate("verdict.metric_highest_at", value=0.7, at=20)
+    assert any(alike in one for one in explain(stands).verdict)
+    moving = with_values("val_acc", [0.6, 0.7, 0.65, 0.66, 0.68, 0.62, 0.64])
+    assert not any(alike in one for one in explain(moving).verdict)
+    assert any(best in one for one in explain(moving).verdict)
+
+
+def test_a_level_loss_of_many_epochs_needs_no_evaluation_first() -> None:
+    for end, key in ((3.0, "verdict.level_over_epochs"), (2.0, "verdict.no_evaluation")):
+        said = explain(run_without_evals(end, epochs=20.0)).verdict
+        told = [one for one in ("verdict.level_over_epochs", "verdict.no_evaluation")
+                if translate(one, epochs=20.0) in said]  # fmt: skip
+        assert told == [key]
+
+
+def test_a_score_on_lines_of_its_own_may_be_of_an_evaluation() -> None:
+    run_log = run_without_evals(epochs=20.0)
+    lines = run_log.steps.line
+    for name, offset, is_told in (("ACC", 10_000, False), ("ACC", 0, True), ("train ACC", 10_000, True)):
+        metric = metric_of(name)
+        assert metric is not None
+        series = MetricSeries(
+            name, metric, run_log.steps.iteration, lines + offset, np.linspace(0.2, 0.6, 40)
+        )
+        said = explain(replace(run_log, metrics=(series,))).verdict
+        assert (translate("verdict.no_evaluation") in said) == is_told
+
+
 def test_the_last_line_counts_though_it_is_cut_off() -> None:
     last = replace(run(), last_partial_iteration=1000)
     ended = facts(ended="cut")

@@ -94,6 +94,7 @@ def test_a_course_is_told_only_where_it_is_more_than_noise() -> None:
         "few": (np.array([1, 0, 0, 0.5, 0, 0.25, 0.5, 0.25, 0, 0.25]), True),
         "rises": (0.5 + 0.2 * at + noise, False),
         "rises at once": (0.5 - 0.4 * np.exp(-40 * at) + noise / 4, False),
+        "falls early": (np.append([0.6, 0.3, 0.5, 0.4, 0.35, 0.3], random.normal(0, 0.15, 14)), False),
         "rises and falls": (0.5 + 0.5 * np.sin(np.pi * at) + noise, False),
         "constant": (np.full(10, 0.4), False),
         "two": (np.array([0.3, 0.4]), False),

@@ -14,7 +14,7 @@ from glassgpt.explain.rules.eval_cost import eval_spikes
 from glassgpt.explain.rules.step_time import silent_spike
 from glassgpt.runs import time_split
 from glassgpt.runs.analysis import Analysis
-from glassgpt.runs.run_log import LoggedEvaluation, RunLog
+from glassgpt.runs.run_log import LoggedEvaluation, LoggedProcess, RunLog
 
 
 def evaluated(eval_ms: dict[int, float], stalls_ms: dict[int, float] | None = None) -> RunLog:
@@ -61,6 +61,16 @@ def test_sleep_is_no_evaluation() -> None:
     most = {**AWAKE, **dict.fromkeys(range(300, 1900, 100), 900_000.0)}
     plain = Analysis(evaluated(most)).facts
     assert (plain.eval_overhead_ms, plain.eval_overhead_typical_ms) == (900_000.0, 8000.0)
+
+
+def test_the_first_line_of_an_excerpt_is_no_stall() -> None:
+    """Its time may be that of many iterations; that of a later line, or of lines one apart, is its own."""
+    for row, every, is_found in ((0, 100, False), (7, 100, True), (0, 1, True)):
+        ms = [100.0] * 40
+        ms[row] = 60_000.0
+        at = range(5000, 5000 + 40 * every, every)
+        run_log = make_run_log(make_steps(at, ms), segments=(LoggedProcess(has_startup=False),))
+        assert (silent_spike(Analysis(run_log)) is not None) == is_found
 
 
 def test_regular_extra_work_is_no_stall() -> None:

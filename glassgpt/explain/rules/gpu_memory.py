@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from glassgpt.config import TrainConfig
@@ -30,11 +31,26 @@ MIN_OTHER_PROCESSES_SHARE = 0.05  # of the card: less is not mentioned
 MIN_FRAGMENTED_BYTES = 2**28  # reserved but unallocated; also at least twice the requested bytes
 MAX_BATCH_SIZE = 1e5  # whose divisors are tried
 MAX_MODEL_DIMENSION = 1e8  # a larger number in a log is an error
+MAX_SHOWN_LINES = 8  # the last ones
 MAX_QUOTED_CHARS = 120  # of the log line with the error
 MAX_LAYERS = 1000  # of a model for which fewer layers are tried
 
 # The kernel, a cgroup (SLURM, Docker, Kubernetes) killed a process: host memory, not the card's.
 _HOST_KILL = re.compile(r"oom[-_]kill|cgroup|oom[-_ ]?killed|out of memory: kill", re.IGNORECASE)
+
+# Functions of torch, Transformers, Accelerate and DeepSpeed: where a batch is computed; and where a model is
+# loaded, moved to a card, or wrapped.
+_COMPUTING = {
+    "forward", "_call_impl", "backward", "run_backward", "training_step", "train_step", "compute_loss",
+    "generate",
+}  # fmt: skip
+_LOADING = {
+    "from_pretrained", "_load_pretrained_model", "load_state_dict", "_load_state_dict_into_model",
+    "_load_state_dict_into_meta_model", "load_checkpoint_in_model", "_apply", "prepare", "prepare_model",
+    "_prepare_deepspeed", "_configure_distributed_model", "_configure_optimizer",
+    "_configure_zero_optimizer", "initialize_optimizer_states", "_sync_module_states",
+    "_sync_params_and_buffers", "_ddp_init_helper", "_auto_wrap", "_recursive_wrap",
+}  # fmt: skip
 
 _SIZE = r"([\d.]+)\s*([KMGT]i?B|bytes)"
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "b": 1}
@@ -168,13 +184,18 @@ def oom(analysis: Analysis) -> Finding | None:
     if all(_HOST_KILL.search(event.text) for event in events):
         return _host_memory(analysis, events[-1])
     messages = [parse_oom_message(event.text) for event in events]
-    message = next((one for one in messages if one.requested_bytes or one.capacity_bytes), messages[0])
+    message = next(
+        (one for one in reversed(messages) if one.requested_bytes or one.capacity_bytes), messages[-1]
+    )
     need, batch_size = estimate_memory_need(analysis, message), positive_int_setting(run_log, "batch_size")
     capacity = message.capacity_bytes or run_log.setup.memory_bytes
     if capacity is None and analysis.card and analysis.card.memory_gb:
         capacity = analysis.card.memory_gb * 2**30
     continued = _continued_after(analysis, events[-1].line)
-    if need.model_bytes and capacity and need.model_bytes > need.automatic_limit(capacity):
+    is_loading = _was_loading(events)
+    if is_loading:
+        explanation = [say("oom.explanation.loading")]
+    elif need.model_bytes and capacity and need.model_bytes > need.automatic_limit(capacity):
         explanation = [say("oom.explanation.model_too_large")]
     else:
         explanation = [say("oom.explanation.what_takes_memory")]
@@ -182,22 +203,34 @@ def oom(analysis: Analysis) -> Finding | None:
         other_bytes = message.capacity_bytes - message.process_bytes - message.free_bytes
         if other_bytes > MIN_OTHER_PROCESSES_SHARE * message.capacity_bytes:
             explanation.append(say("oom.explanation.other_processes", other_bytes=other_bytes))
+    is_earlier = not len(run_log.steps) and analysis.facts.ended == "crashed"
     return make_finding(
         "oom",
-        "warning" if continued else "problem",
-        title=say("oom.title.continued") if continued else say("oom.title.ended"),
+        "advice" if is_earlier else "warning" if continued else "problem",
+        title=say("oom.title.earlier_launch")
+        if is_earlier
+        else say("oom.title.continued")
+        if continued
+        else say("oom.title.ended"),
         evidence=_evidence(message, need, capacity),
         explanation=explanation,
-        advice=_advice(run_log, message, need, capacity),
+        advice=say("oom.advice.loading") if is_loading else _advice(run_log, message, need, capacity),
         more=say(
             "oom.more.bytes_per_sequence", batch_size=batch_size, bytes_per_sequence=need.bytes_per_sequence
         )
         if need.bytes_per_sequence and batch_size
         else None,
         at=events[-1].iteration if run_log.has_iteration_numbers else None,
-        lines=(one.line for one in events),
+        lines=[one.line for one in events][-MAX_SHOWN_LINES:],
         claims={"how the run ended": "oom"} if analysis.facts.ended == "oom" else {},
     )
+
+
+def _was_loading(events: Sequence[LogEvent]) -> bool:
+    """Whether the last of them with a known traceback is from before the first batch, by its innermost call
+    that tells."""
+    frames = next((event.frames for event in reversed(events) if event.frames), ())
+    return next((one in _LOADING for one in reversed(frames) if one in _COMPUTING | _LOADING), False)
 
 
 def _continued_after(analysis: Analysis, line: int) -> bool:

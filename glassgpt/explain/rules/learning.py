@@ -42,7 +42,8 @@ MAX_SLOWING_SHARE = 0.6  # the fall in the last twentieth over that at the slope
 TRAIN_LOSS = "train loss"
 MIN_REPEATED_EPOCHS = 2.0  # passes over the data: from there on a falling training loss may be memorising
 # The last learning rate over the highest: below the first it has run out, above the second it has not fallen.
-MAX_DECAYED_LR_SHARE, MIN_UNDECAYED_LR_SHARE = 0.105, 0.9
+# From the third on, it is at it.
+MAX_DECAYED_LR_SHARE, MIN_UNDECAYED_LR_SHARE, MAX_PEAK_LR_SHARE = 0.105, 0.9, 0.995
 END_QUARTER = 0.25  # of the losses: these, too, have to fall by more than their noise
 
 # Plateau: gain of the last third over the one before, as a share of the loss. A tenth of what is usual.
@@ -133,7 +134,11 @@ def still_improving(analysis: Analysis) -> Finding | None:
     elif unfinished:
         explanation = say("still-improving.explanation.no_forecast")
     elif lr_share is not None and lr_share >= MIN_UNDECAYED_LR_SHARE:
-        explanation = say("still-improving.explanation.lr_not_lowered")
+        explanation = (
+            say("still-improving.explanation.lr_not_lowered")
+            if lr_share >= MAX_PEAK_LR_SHARE
+            else say("still-improving.explanation.lr_hardly_lowered", lr_share=lr_share)
+        )
     elif lr_share is not None or takes_known_settings(run_log):
         explanation = say("still-improving.explanation.schedule_caveat")
     elif analysis.facts.ended == "finished":

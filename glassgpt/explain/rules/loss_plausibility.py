@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.metric_series import MetricSeries
 from glassgpt.runs.noise import CLEAR_STANDARD_ERRORS
 from glassgpt.runs.past_best import logged_train_loss
-from glassgpt.runs.run_log import Floats, RunLog
+from glassgpt.runs.run_log import Floats, Ints, RunLog
 from glassgpt.runs.trajectory import numeric_setting, starts_from_scratch, untrained_loss, val_metric_name
 
 MAX_INIT_LOSS_DEVIATION = 0.15  # first loss over ln(vocab_size): a fresh model starts within this of 1
@@ -25,12 +26,13 @@ MIN_LOGGED_STEPS = 20
 MIN_AVERAGED, MIN_AVERAGED_LINES = 10, 5  # lines that are means of so many iterations: fewer suffice
 MIN_FIRST_LOSS = 1.0  # the first training loss of a run that learnt it
 MIN_FALL_RATIO = 5.0  # first over last loss, of data that are known to be repeated
-# The loss where an epoch begins: of lines within this part of an epoch before and after.
+# The loss where an epoch begins: of the nearer half of the lines in this part of an epoch before and after.
 MIN_STEP_EPOCHS, EPOCH_PART, MIN_EPOCH_PART_LINES, MIN_LINES_PER_EPOCH = 1.5, 0.4, 3, 8
 MIN_EPOCH_DROP_SHARE = 0.04  # of the loss before
-MIN_DROP_TO_FALL = 2.0  # the drop between two epochs over the fall within one
+MIN_DROP_TO_FALL = 2.0  # the drop between two epochs over the fall within one, and over the slope around it
 MANY_EPOCHS, MIN_LOSS_MANY_EPOCHS = 10.0, 0.1  # after so many of the same data, a lower loss is of memory
 MAX_NEW_DATA_EPOCHS = 3.0  # from there on a model can recite what it was trained on
+MAX_FIRST_EPOCH_TO_END = 2.0  # the loss of the first epoch over that of the end: more fell with repetition
 
 # The lowest loss that is believed, in nats per token, of a model that was not trained before. The best of the
 # largest models stay above 1.6 on web text; stories for children reach 0.8 and games of chess 0.3.
@@ -51,7 +53,7 @@ _WEB_TEXT = re.compile(r"webtext|\bowt|fineweb|slimpajama|redpajama|\bc4\b|\bpil
 _SHAKESPEARE = re.compile(r"shakespeare.?char", re.I)
 # For ppl-vs-loss: a validation loss above these, in terms of ln(vocab_size), is none.
 MAX_LOSS_OVER_CHANCE, MAX_LOSS_OVER_GPT2_CHANCE = 1.5, 1.2
-MIN_LOG_PPL_TO_TRAIN_LOSS = 0.6  # ln(val loss) over train loss: less does not fit either
+MIN_LOG_PPL_TO_TRAIN_LOSS = 0.6  # ln(val loss) over train loss: less does not fit either; nor its inverse
 
 
 def init_loss(analysis: Analysis) -> Finding | None:
@@ -147,10 +149,9 @@ def memorised_data(analysis: Analysis) -> Finding | None:
         return None
     is_new = epochs is not None and epochs <= 1
     if limit is not None and epochs is not None and epochs > 1:  # it was as low in its first epoch already
-        first_epoch = losses[at * epochs <= at[-1]]
-        is_new = (
-            len(first_epoch) >= MIN_AVERAGED_LINES
-            and float(np.median(first_epoch[-MIN_AVERAGED_LINES:])) < limit
+        first_epoch = losses[at * epochs <= at[-1]][-MIN_AVERAGED_LINES:]
+        is_new = len(first_epoch) == MIN_AVERAGED_LINES and (
+            float(np.median(first_epoch)) < min(limit, MAX_FIRST_EPOCH_TO_END * end)
         )
     title, explanation = say("memorised-data.title"), say("memorised-data.explanation")
     if not is_low:
@@ -216,26 +217,36 @@ def epoch_steps(analysis: Analysis) -> Finding | None:
     if epochs < MIN_STEP_EPOCHS or per_epoch < MIN_LINES_PER_EPOCH * interval or analysis.loss_rise:
         return None
     covered = interval if run_log.trainer.loss_is_interval_mean else 0  # by a line, before its iteration
-    drops, falls, boundaries = [], [], 0
+    drops: dict[int, float] = {}
+    falls, boundaries = [], 0
     for epoch in range(1, math.floor(epochs - EPOCH_PART) + 1):
         begin, part = epoch * per_epoch, EPOCH_PART * per_epoch
-        before = losses[(at > begin - part) & (at <= begin)]
-        after = losses[(at - covered >= begin) & (at - covered < begin + part)]
+        before = (at > begin - part) & (at <= begin)
+        after = (at - covered >= begin) & (at - covered < begin + part)
         late = losses[(at > begin + per_epoch - part) & (at <= begin + per_epoch)]
-        if min(len(before), len(after)) < MIN_EPOCH_PART_LINES:
+        lines = min(int(before.sum()), int(after.sum()))
+        if lines < MIN_EPOCH_PART_LINES:
             return None
-        drop = float(before.mean() - after.mean())
-        error = math.hypot(before.std() / math.sqrt(len(before)), after.std() / math.sqrt(len(after)))
+        near = max(MIN_EPOCH_PART_LINES, lines // 2)
+        high, low = losses[before][-near:], losses[after][:near]
+        drop = float(high.mean() - low.mean())
+        error = math.sqrt(float(high.var() + low.var()) / near)
         if drop < -error:
             return None
         boundaries += 1
         if len(late) >= MIN_EPOCH_PART_LINES:
-            falls.append(float(after.mean() - late.mean()))
-        if drop < max(CLEAR_STANDARD_ERRORS * error, MIN_EPOCH_DROP_SHARE * float(before.mean())):
-            continue  # as where the learning rate has run out
-        drops.append(drop)
+            falls.append(float(losses[after].mean() - late.mean()))
+        distance = float(at[after][:near].mean() - at[before][-near:].mean())
+        slope_fall = -distance * _common_slope([(at[side], losses[side]) for side in (before, after)])
+        if drop < max(
+            CLEAR_STANDARD_ERRORS * error,
+            MIN_EPOCH_DROP_SHARE * float(high.mean()),
+            MIN_DROP_TO_FALL * slope_fall,
+        ):
+            continue  # as where the learning rate has run out, or on a steep curve
+        drops[epoch] = drop
     fall = float(np.mean(falls)) if falls else 0.0
-    if not drops or 2 * len(drops) < boundaries or np.mean(drops) < MIN_DROP_TO_FALL * fall:
+    if not drops or 2 * len(drops) < boundaries or np.mean(list(drops.values())) < MIN_DROP_TO_FALL * fall:
         return None
     was_evaluated = bool(run_log.evals) or run_log.evaluates_metrics
     return make_finding(
@@ -243,13 +254,14 @@ def epoch_steps(analysis: Analysis) -> Finding | None:
         "info" if was_evaluated else "advice",
         title=say("epoch-steps.title"),
         evidence=[
-            say(
+            say("epoch-steps.evidence.once", drop=max(drops.values()), epoch=min(drops) + 1, count=1)
+            if len(drops) == 1
+            else say(
                 "epoch-steps.evidence",
-                least=min(drops),
-                most=max(drops),
+                least=min(drops.values()),
+                most=max(drops.values()),
                 count=len(drops),
                 boundaries=boundaries,
-                part=EPOCH_PART,
             ),
             say("epoch-steps.evidence.falls", fall=fall)
             if fall >= 0
@@ -257,8 +269,14 @@ def epoch_steps(analysis: Analysis) -> Finding | None:
         ],
         explanation=say("epoch-steps.explanation"),
         advice=None if was_evaluated else say("epoch-steps.advice"),
-        lines=analysis.lines_at([int(at[-1])]),
+        lines=analysis.lines_at(int(at[np.searchsorted(at, epoch * per_epoch)]) for epoch in drops),
     )
+
+
+def _common_slope(stretches: Sequence[tuple[Ints, Floats]]) -> float:
+    """Of the losses within these stretches, whatever lies between them."""
+    centered = [(at - at.mean(), losses - losses.mean()) for at, losses in stretches]
+    return float(sum(x @ y for x, y in centered) / sum(x @ x for x, _ in centered))
 
 
 def _lowest_train_loss(analysis: Analysis, first_loss: float) -> float | None:

@@ -12,7 +12,13 @@ from glassgpt.explain.rules.nonfinite import find_nonfinite_loss
 from glassgpt.i18n import Message, say
 from glassgpt.record.finding import Finding, Severity, make_finding
 from glassgpt.runs.analysis import Analysis
-from glassgpt.runs.exit_status import TRACEBACK_HEADER, WRITE_ERROR, training_end_line
+from glassgpt.runs.exit_status import (
+    LAUNCHER_ERROR,
+    TRACEBACK_HEADER,
+    WRITE_ERROR,
+    events_of_last_launch,
+    training_end_line,
+)
 from glassgpt.runs.past_best import clear_rise
 from glassgpt.runs.run_log import LogEvent, RunLog
 from glassgpt.runs.trajectory import (
@@ -29,7 +35,6 @@ from glassgpt.runs.trajectory import (
 MAX_QUOTED_CHARS = 100  # of the log line with the error
 FAULT_KINDS = ("oom", "traceback", "abort", "kill")
 STOP_BY_HAND = "KeyboardInterrupt"
-LAUNCHER_ERROR = "ChildFailedError"
 NOTEBOOK_INTERRUPT = "KeyboardInterrupt:"
 EXTERNAL_KILL_WORDS = re.compile(
     r"sigterm|sigkill|cancelled|killed|preempt|hangup|sighup|15 death signal|signal: 15\b"
@@ -199,9 +204,10 @@ def _decisive_fault(faults: Sequence[LogEvent]) -> LogEvent | None:
 def crashed(analysis: Analysis) -> Finding | None:
     """An exception or a signal such as a segmentation fault ended the run."""
     run_log = analysis.log
-    event = _decisive_fault(
-        [event for event in run_log.events_after_last_step() if event.kind in ("traceback", "abort")]
-    )
+    events = run_log.events_after_last_step()
+    if not len(run_log.steps):
+        events = events_of_last_launch(events)
+    event = _decisive_fault([event for event in events if event.kind in ("traceback", "abort")])
     if run_log.live or analysis.facts.ended != "crashed" or event is None:
         return None
     lost = find_lost_work(analysis)
@@ -256,7 +262,7 @@ def ended_early(analysis: Analysis) -> Finding | None:
     """The log stops far from the planned end, and nothing says why."""
     run_log = analysis.log
     last, planned = last_iteration_done(run_log), planned_end_iteration(run_log)
-    if run_log.live or run_log.is_excerpt or analysis.facts.ended != "cut":
+    if run_log.live or run_log.is_excerpt or analysis.facts.ended != "cut" or run_log.is_saved_state:
         return None
     if last is None or not planned or last >= MAX_EARLY_SHARE * planned:
         return None

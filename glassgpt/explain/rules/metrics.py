@@ -13,6 +13,7 @@ from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.curve_statistics import detrended_std
 from glassgpt.runs.metric_series import course_of, is_preference
 from glassgpt.runs.noise import CLEAR_STANDARD_ERRORS
+from glassgpt.runs.run_log import Floats
 
 MIN_KL = 1.0  # nats per token or per answer: the policy is another one than it was
 MIN_KL_GROWTH = 3.0  # times its first value
@@ -21,7 +22,7 @@ MIN_REWARDS = 20  # values
 MAX_LN2_DEVIATION = 0.05  # of the loss from ln 2: the policy has hardly moved
 MAX_CHOICE_ACCURACY = 0.75  # usually: it may be one of a choice between two
 MIN_COLLAPSE_VALUES, MIN_COLLAPSED_VALUES = 5, 2  # of a metric; of these, at the end
-MIN_GOOD_VALUES = 4
+MIN_GOOD_VALUES, MIN_LATE_VALUES = 4, 5
 MIN_COLLAPSE = 0.2  # of an accuracy
 MAX_COLLAPSED_SHARE, MAX_DEAD_SHARE = 0.5, 0.05  # of what it was
 MIN_PAIR_LOSSES, MIN_DECIDED_MARGIN, MAX_DECIDED_LOSS = 3, 8.0, 0.01  # a margin of 8: one in 3000 is wrong
@@ -111,15 +112,38 @@ def metric_collapse(analysis: Analysis) -> Finding | None:
         means = np.convolve(values, np.full(width, 1 / width), mode="valid")
         best = int(means.argmax())
         high, end = float(means[best]), float(means[-1])
-        if best + width < MIN_GOOD_VALUES:
-            continue  # too few to tell how much they scatter
-        noise = detrended_std(values[: best + width]) or 0.0
+        later: Floats | None = None  # where the best is the first
         least = MIN_COLLAPSE if one.metric.kind == "accuracy" else 0.0
-        least = max(least, CLEAR_STANDARD_ERRORS * math.sqrt(2 / width) * noise)
-        if best + width > len(values) - width or end > MAX_COLLAPSED_SHARE * min(high, float(means[0])):
-            continue
-        if high - end <= least or high <= 0:
-            continue
+        if best + width >= MIN_GOOD_VALUES:
+            noise = detrended_std(values[: best + width]) or 0.0
+            least = max(least, CLEAR_STANDARD_ERRORS * math.sqrt(2 / width) * noise)
+            if best + width > len(values) - width or end > MAX_COLLAPSED_SHARE * min(high, float(means[0])):
+                continue
+            if high - end <= least or high <= 0:
+                continue
+        else:  # too few to tell how much they scatter: then the later ones do
+            late, high = values[len(values) // 2 :], float(values[0])
+            is_short = one.metric.kind != "accuracy" or len(late) < MIN_LATE_VALUES
+            if is_short or high - late.max() <= max(least, CLEAR_STANDARD_ERRORS * float(np.std(late))):
+                continue
+            best, end, later = 0, float(values[-1]), late
+        evidence = say(
+            "metric-collapse.evidence",
+            name=one.name,
+            high=high,
+            end=end,
+            count=width,
+            last=float(values[-1]),
+        )
+        if later is not None:
+            evidence = say(
+                "metric-collapse.evidence.first",
+                name=one.name,
+                high=high,
+                end=end,
+                count=len(later),
+                highest=float(later.max()),
+            )
         last_good = best + int(np.flatnonzero(values[best:] > (high + end) / 2)[-1])
         at = int(one.iteration[last_good])
         saves = [save.iteration for save in analysis.trajectory.checkpoints if save.iteration is not None]
@@ -130,14 +154,7 @@ def metric_collapse(analysis: Analysis) -> Finding | None:
             title=say("metric-collapse.title", name=one.name)
             if at < 0
             else say("metric-collapse.title.after", name=one.name, after=at),
-            evidence=say(
-                "metric-collapse.evidence",
-                name=one.name,
-                high=high,
-                end=end,
-                count=width,
-                last=float(values[-1]),
-            ),
+            evidence=evidence,
             explanation=say("metric-collapse.explanation"),
             advice=[
                 None

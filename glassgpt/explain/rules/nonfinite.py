@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -36,6 +37,10 @@ MIN_LOSS_BEFORE_ZERO = 1.0  # last loss before the zeros: above what a model can
 # (fairseq), and fails a few times at first.
 MAX_USUAL_SKIP_SHARE = 1 / 100  # of the updates
 MAX_USUAL_SKIPS, MAX_USUAL_SKIP_SHARE_SHORT = 5, 0.2  # of a short run
+MIN_LOSS_SCALE = 1.0  # below it every update overflows, not the rare large one
+_LOSS_SCALE = re.compile(
+    r"(?:reducing|scale) (?:loss scale )?to:? {0,3}(\d{1,12}(?:\.\d{1,20})?(?:e-?\d{1,3})?)\b"
+)
 MIN_INFINITE_NORMS = 5  # and none that is finite, for "never finite"
 
 # no-update: broken before the first update; norm-rise: the gradient norms grew before it; loss-rise: the loss
@@ -287,12 +292,17 @@ def _checkpoint_advice(run_log: RunLog, broken: NonFiniteLoss) -> Message | None
 def _cause_advice(run_log: RunLog, cause: NonFiniteCause) -> Message:
     if cause == "no-update":
         return say("loss-nan.advice.try_another_device")
+    if cause in ("overflow", "float16"):
+        return say("loss-nan.advice.overflow")
+    is_float32 = (run_log.setup.settings.get("dtype") or run_log.trainer.default_dtype) == "float32"
     if cause == "no-warning":
-        return say("loss-nan.advice.repeat_iterations")
+        return say("loss-nan.advice.find_batch") if is_float32 else say("loss-nan.advice.repeat_iterations")
     if cause == "masked":
         return say("loss-nan.advice.count_targets")
     if cause == "unknown" and not shows_run_start(run_log):
         return say("loss-nan.advice.lines_before")
+    if is_float32:
+        return say("loss-nan.advice.lower_lr_float32")
     peak_lr = numeric_setting(run_log, "learning_rate")
     if not peak_lr or not takes_known_settings(run_log):
         return say("loss-nan.advice.lower_unknown_lr")
@@ -377,6 +387,7 @@ def skipped_steps(analysis: Analysis) -> Finding | None:
     if overflows > norms:
         is_whole = shows_run_start(run_log) and len(run_log.segments) == 1 and len(steps) > 0
         logged = max(logged, run_log.iteration_count(), int(steps.iteration[-1]) if is_whole else 0)
+        is_share_known = is_share_known and skipped <= logged  # else a line stands for many updates
     if not skipped or (not overflows and trailing_zero_losses(analysis)):  # loss_zero says so
         return None
     share = skipped / max(logged, skipped)
@@ -387,8 +398,15 @@ def skipped_steps(analysis: Analysis) -> Finding | None:
     )
     values = {"skipped_updates": skipped, "logged_iterations": logged, "skipped_share": share}
     evidence = []
+    scale = _last_loss_scale(run_log)
+    is_collapsed = scale is not None and scale < MIN_LOSS_SCALE
     if overflows:
-        title, explanation = say("skipped-steps.title"), say("skipped-steps.explanation.scaler")
+        title = say("skipped-steps.title")
+        explanation = (
+            say("skipped-steps.explanation.collapsed", loss_scale=scale)
+            if is_collapsed
+            else say("skipped-steps.explanation.scaler")
+        )
         evidence.append(
             say("skipped-steps.evidence", **values)
             if is_share_known
@@ -413,13 +431,24 @@ def skipped_steps(analysis: Analysis) -> Finding | None:
             explanation = say("skipped-steps.explanation.no_scaler", dtype=str(dtype))
     return make_finding(
         "skipped-steps",
-        "info" if is_usual else "warning",
+        "info" if is_usual and not is_collapsed else "warning",
         title=title,
         evidence=evidence,
         explanation=explanation,
-        advice=None if is_usual else say("skipped-steps.advice"),
+        advice=say("skipped-steps.advice.collapsed")
+        if is_collapsed
+        else None
+        if is_usual
+        else say("skipped-steps.advice"),
         lines=[] if overflows else [int(line) for line in steps.line[is_broken]],
     )
+
+
+def _last_loss_scale(run_log: RunLog) -> float | None:
+    """What the scaler was set to at the last overflow, as Apex, DeepSpeed and fairseq print it."""
+    events = [event.text for event in run_log.events if event.kind == "scaler-overflow"]
+    match = _LOSS_SCALE.search(events[-1]) if events else None
+    return float(match[1]) if match else None
 
 
 def _skipped_batches(run_log: RunLog, count: int) -> Finding:

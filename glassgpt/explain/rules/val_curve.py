@@ -27,6 +27,9 @@ MIN_WORSE_EVALS, MIN_WORSE_SHARE = 5, 0.05  # evaluations, and how far all later
 # A metric besides the loss: so many values at the best loss and at the end, and its gain between them.
 MAX_METRIC_NEIGHBOURS, MIN_METRIC_GAIN_SHARE = 2, 0.003
 
+# The same where no validation loss is logged: how far the end is below the best, and lines at both.
+MIN_METRIC_FALL_SHARE, MAX_METRIC_LINES = 0.03, 20
+
 # Steps from one evaluation to the next, compared with the noise of their difference.
 MIN_VISIBLE_SHARE = 0.01  # of the loss: nobody chooses between runs by less
 MIN_STEP_TO_VISIBLE = 1 / 20  # a curve that moves less is a plateau; more batches do not help
@@ -43,6 +46,8 @@ def overfitting(analysis: Analysis) -> Finding | None:
     if has_leaked_data(analysis) or analysis.loss_rise or is_exploded:
         return None  # then its losses say nothing about unseen text
     gap = analysis.train_val_gap
+    if analysis.facts.best_val_loss is None:
+        return _overfitting_by_metric(analysis)
     if past is None or past.is_earliest or (past.train_losses is None and gap is None):
         return _overfitting_in_part(analysis)
     run_log, rise = analysis.log, past.end_loss - past.best_loss
@@ -108,6 +113,44 @@ def overfitting(analysis: Analysis) -> Finding | None:
         lines=analysis.eval_lines_at([past.best_iteration, past.end_iteration]),
         claims=claims,
     )
+
+
+def _overfitting_by_metric(analysis: Analysis) -> Finding | None:
+    """Where no validation loss is logged: an accuracy or a score of held-out data is below its best, beyond
+    noise, and the training loss fell meanwhile."""
+    log, (at, losses) = analysis.log, analysis.trajectory.finite_losses()
+    for course in log.metric_courses:
+        is_known = course.is_eval and course.kind in ("accuracy", "error_rate", "score", "perplexity")
+        best_at, fall = course.best_iteration, abs(course.best - course.last)
+        if not is_known or best_at is None or not log.has_iteration_numbers:
+            continue
+        if not course.stderr or fall < max(course.noise, MIN_METRIC_FALL_SHARE * abs(course.best)):
+            continue
+        before, after = losses[at <= best_at][-MAX_METRIC_LINES:], losses[at > best_at][-MAX_METRIC_LINES:]
+        error = math.hypot(median_stderr(before), median_stderr(after))
+        if min(len(before), len(after)) < MIN_TRAIN_LOSSES or not log.loss_measures_learning:
+            continue
+        train_losses = float(np.median(before)), float(np.median(after))
+        if train_losses[0] - train_losses[1] < CLEAR_STANDARD_ERRORS * error:
+            continue
+        values = {"name": course.name, "best_iteration": best_at, "count": course.mean_of}
+        compared = say("overfitting.evidence.metric_best", best=course.best, end=course.last, **values)
+        fell = say(
+            "overfitting.evidence.training_loss",
+            train_loss_at_best=train_losses[0],
+            train_loss_at_end=train_losses[1],
+        )
+        return make_finding(
+            "overfitting",
+            "warning",
+            title=say("overfitting.title.metric", **values),
+            evidence=[compared, fell],
+            explanation=say("overfitting.explanation.metric"),
+            advice=say("overfitting.advice.best_metric", **values),
+            at=best_at,
+            claims={"learning at the end": "overfitting", "best iteration": best_at},
+        )
+    return None
 
 
 def worse_than_first(analysis: Analysis) -> Finding | None:

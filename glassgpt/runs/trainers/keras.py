@@ -166,6 +166,7 @@ TRAINER = Trainer(
     ),
     step_time_is_interval_mean=True,
     uses_torch=False,
+    default_dtype="float32",
     loss_is_interval_mean=True,
     evaluates_same_tokens=True,
     eval_splits=1,

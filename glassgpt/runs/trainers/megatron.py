@@ -117,6 +117,8 @@ class MegatronReader:
         if "loss" not in values and values.get("nan", is_uncounted) > 0:
             values["loss"] = math.nan
         builder.setup.values["planned_iterations"] = planned
+        if values.get("scale", 1.0) != 1.0:  # other number formats need none
+            builder.setup.settings.setdefault("dtype", "float16")
         self._add(iteration, values, builder)
         if 0 < values.get("skipped", 0) <= _MAX_SKIPPED:
             for _ in range(int(values["skipped"])):

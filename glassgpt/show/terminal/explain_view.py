@@ -62,13 +62,23 @@ def print_explanation(explanation: Explanation, out: Console, full: bool = False
 
 
 def _print_runs(explanation: Explanation, out: Console) -> None:
-    """All runs of the file, one row each; the longest ones of very many, and that which is explained."""
-    by_length = sorted(
-        explanation.runs, key=lambda one: (one.log is explanation.log, *one.log.length), reverse=True
-    )
+    """All runs of the file, one row each. Of very many: that which is explained, the best and the worst one,
+    those that failed, and the longest."""
+    results = [one.facts.best_val_loss for one in explanation.runs if one.facts.best_val_loss is not None]
+    extremes = (min(results), max(results)) if results else ()
+
+    def rank(one: Explanation) -> tuple[object, ...]:
+        is_extreme = one.facts.best_val_loss in extremes
+        has_failed = one.facts.ended in ("crashed", "oom") or any(
+            finding.severity == "problem" for finding in one.findings
+        )
+        return one.log is explanation.log, is_extreme, has_failed, *one.log.length
+
+    by_length = sorted(explanation.runs, key=rank, reverse=True)
     shown = sorted(by_length[:_MAX_RUN_ROWS], key=lambda one: one.log.first_line)
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
-    validation = [_best_validation(one.facts) for one in shown]
+    validation = [_validation(one.facts, one.facts.best_val_loss) for one in shown]
+    last = [_validation(one.facts, one.facts.final_val_loss) for one in shown]
     columns = {
         translate("label.run"): [terminal_text(sanitize_line(one.log.label)) for one in shown],
         translate("label.lines"): [
@@ -80,6 +90,7 @@ def _print_runs(explanation: Explanation, out: Console) -> None:
             format_if_known(format_ms, one.facts.steady_ms) for one in shown
         ],
         translate("label.best_validation"): validation,
+        translate("label.last_validation"): last if last != validation else [],
         translate("label.how_it_ended"): [exit_status_label(one.facts) for one in shown],
     }
     if not all(validation):
@@ -98,9 +109,9 @@ def _print_runs(explanation: Explanation, out: Console) -> None:
     out.print()
 
 
-def _best_validation(facts: Facts) -> str:
-    bits = " bpb" if facts.best_val_loss is not None and facts.val_metric == "bits_per_byte" else ""
-    return format_if_known(format_loss, facts.best_val_loss) + bits
+def _validation(facts: Facts, result: float | None) -> str:
+    bits = " bpb" if result is not None and facts.val_metric == "bits_per_byte" else ""
+    return format_if_known(format_loss, result) + bits
 
 
 def print_watch_update(update: WatchUpdate, out: Console) -> None:

@@ -493,6 +493,12 @@ class RunBuilder:
         return len(self._rows) > 0
 
     @property
+    def has_saves(self) -> bool:
+        return bool(self._checkpoints) or any(
+            isinstance(pending.item, LoggedCheckpoint) for pending in self._pending
+        )
+
+    @property
     def non_step_count(self) -> int:
         """How many evaluations, checkpoints and events there are."""
         return len(self._evals) + len(self._checkpoints) + len(self._pending) + self._event_total

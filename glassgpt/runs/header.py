@@ -70,6 +70,16 @@ _OF_ANY_TRAINER: tuple[HeaderLine, ...] = (
     ),
     # `10.79 M parameters` in Karpathy's lecture, `model: 63.91M params | vocab 6400`, `params=3.15M  …`
     ("param", rf"^\W*(?:model:? )?{COUNT} (?:model )?param(?:eter)?s\b", "parameters"),
+    # In any language: `Modèle chargé: 958,950,144 params (step 21000)`. Not of one of several models.
+    (
+        "param",
+        r"(?i)(?<!teacher )(?<!reference )(?<!ref )(?<!reward )(?<!draft )(?<![\w-])"
+        r"(?:(?:model\w{0,2}|modèle|network|transformer|total)(?!\w)|模型|モデル|모델)[^\d:=]{0,30}[:=]\s{0,4}"
+        rf"{COUNT}\s?(?:model )?param(?:eter)?s\b(?! each| per)",
+        "parameters",
+    ),
+    # DeepSpeed's, of all parameters that it has partitioned so far.
+    ("num_elems", rf"finished initializing model - num_params = \d+, num_elems = {COUNT}", "parameters"),
     ("params=", rf"(?:^|[\s;,|])params={COUNT}(?=[\s,|]|$)", "parameters"),
     ("parameters", rf"Number of trainable parameters\s*:\s*{COUNT}", "trainable_parameters"),
     # Hugging Face's: an adapter's alone, where one is trained.

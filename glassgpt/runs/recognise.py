@@ -32,6 +32,7 @@ from glassgpt.runs.metric_series import may_have_metric, read_metric_line
 from glassgpt.runs.notes import complete_from_note, read_note
 from glassgpt.runs.prefixes import strip_prefixes
 from glassgpt.runs.run_log import RunLog, longest_run
+from glassgpt.runs.save_lines import read_save, save_begins
 from glassgpt.runs.setup_builder import SetupBuilder
 from glassgpt.runs.split_runs import split_runs
 from glassgpt.runs.step_form import Columns, StepForm, StepLines, declared_form
@@ -394,6 +395,7 @@ class LogReader:
         self._of_other_ranks: deque[str] = deque(maxlen=_MAX_RANK_LINES)
         self._ends_mid_line = False
         self._has_other_evals = False  # evaluations that are not printed as this trainer does
+        self._has_other_saves = False  # the same, of saves
         self._unread_losses = 0  # lines with a loss that are neither step nor evaluation
         self._setup_at_last_step: SetupBuilder | None = None  # None: nothing has been read since
         self.expect_lines_of(None)
@@ -439,6 +441,8 @@ class LogReader:
         is_unread = builder.non_step_count == items_before and not builder.has_quoted_lines
         if is_unread and ("oss" in text or "OSS" in text) and not self._read_other_eval(text):
             self._unread_losses += _has_loss(text)
+        if is_unread and builder.has_steps and not (builder.in_traceback or self.trainer.reads_all_saves):
+            self._read_other_save(text)
         builder.note_line(text)
         self._setup_at_last_step = self._setup_at_last_step or builder.setup.copy()
         if not read_event(text, builder, self._event_patterns):
@@ -470,6 +474,17 @@ class LogReader:
         self._has_other_evals = True
         self.builder.add_eval(step.number, val_loss.value)
         return True
+
+    def _read_other_save(self, text: str) -> None:
+        """What somebody prints around a trainer, where no save is printed as this trainer does."""
+        builder, lower = self.builder, text.lower()
+        if (builder.has_saves and not self._has_other_saves) or save_begins(lower) is None:
+            return
+        self._has_other_saves = True
+        last = builder.last_iteration
+        if last is not None and builder.iteration_by_count:
+            last = builder.iteration_by_count.get(last, last)
+        read_save(lower, builder, last if last is None else max(last, builder.iterations_done or 0))
 
     def skip(self, line: LogLine) -> None:
         """Count the line, and read nothing from it."""

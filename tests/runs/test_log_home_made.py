@@ -290,3 +290,64 @@ def test_the_seconds_of_computing_a_reward_are_no_reward() -> None:
     assert read_line("step 3 - loss:0.1 - timing_s/reward:0.002 - critic/rewards/mean:0.3").metrics == {
         "critic/rewards/mean": 0.3
     }
+
+
+@pytest.mark.parametrize("extra", ["", " f1: 0.{s}3", " accuracy: 0.{s}8 f1: 0.{s}3"])
+def test_a_classifiers_steps_may_have_an_f1(extra: str) -> None:
+    step = "iter: {s} loss: {loss}" + extra
+    text = "".join(f"{step.format(s=at, loss=round(0.9 - at / 100, 2))}\n" for at in range(1, 10))
+    assert read(text)[:3] == (list(range(1, 10)), [round(0.9 - at / 100, 2) for at in range(1, 10)], [])
+
+
+@pytest.mark.parametrize("score", ["f1: 0.5{s}", "bleu: 2{s}.1", "wer: 0.3{s}"])
+def test_a_line_with_a_score_that_the_steps_do_not_have_is_an_evaluation(score: str) -> None:
+    text = "".join(
+        f"iter: {at} loss: {2 - at / 10:.4f}\n"
+        + (f"iter: {at} loss: {2.1 - at / 10:.4f} {score.format(s=at)}\n" if at % 3 == 0 else "")
+        for at in range(1, 10)
+    )
+    assert read(text)[2] == [(3, 1.8), (6, 1.5), (9, 1.2)]
+
+
+def lines_of_batches(first: int, every: int, is_each: bool) -> tuple[str, list[float]]:
+    """Of two epochs of 30 batches: few with a count, and each, or each third, without one."""
+    text, seen = "", []
+    for epoch, batch in ((epoch, batch) for epoch in (1, 2) for batch in range(first, 30 + first)):
+        loss = round(5 - epoch - batch / 50, 4)
+        if (batch - first) % every == 0:
+            text += f"Epoch {epoch} Batch {batch} Loss {loss}\n"
+        if is_each or batch % 3 == 0:
+            text += f"Epoch {epoch} Loss {loss}\nTime taken for 1 epoch: {batch + 0.5} secs\n"
+            text += f"Saving checkpoint for epoch {epoch} at ./train/ckpt-{30 * epoch + batch}\n"
+        seen.append(loss)
+    return text, seen
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_lines_without_a_count_may_be_all_batches(first: int) -> None:
+    text, expected = lines_of_batches(first, every=20, is_each=True)
+    assert read(text)[:2] == (list(range(first, 60 + first)), expected)
+    assert len(parse_log(text).checkpoints) == 60
+
+
+def test_lines_without_a_count_that_are_not_all_batches_are_left() -> None:
+    text, _ = lines_of_batches(0, every=10, is_each=False)
+    assert read(text)[0] == [0, 10, 20, 21, 31, 41]  # an epoch may be longer than its last line says
+
+
+def test_saves_in_other_words() -> None:
+    lines = {
+        "12:00:05  New best (by auc) at epoch 3  →  best_model.pkl": 1,
+        "New best at epoch 3": 0,
+        "Finished in 3.1s. Saved to models/ and output/": 1,
+        "save weights to out/last/": 1,
+        "Saved to output/": 0,
+        "Training history saved to checkpoints/history.pkl": 0,
+        "    torch.save(state, 'last.pt')": 0,
+    }
+    steps = "".join(f"step {at} loss {3 - at / 10:.4f}\n" for at in range(1, 10))
+    wrong = {
+        line: found for line, count in lines.items()
+        if (found := len(parse_log(f"{steps}{line}\n").checkpoints)) != count
+    }  # fmt: skip
+    assert wrong == {}

@@ -273,13 +273,14 @@ def test_a_table_of_epochs() -> None:
     assert (facts.iterations_logged, facts.last_iteration, facts.best_val_loss) == (3, None, 2.1)
 
 
-def test_unsloths_banner() -> None:
+@pytest.mark.parametrize("joint", ["/", " of "])
+def test_unsloths_banner(joint: str) -> None:
     text = (
         "==((====))==  Unsloth - 2x faster free finetuning | Num GPUs used = 2\n"
         "   \\\\   /|    Num examples = 9,999 | Num Epochs = 2 | Total steps = 5,000\n"
         "O^O/ \\_/ \\    Batch size per device = 4 | Gradient accumulation steps = 3\n"
         "\\        /    Data Parallel GPUs = 2 | Total batch size (4 x 3 x 2) = 24\n"
-        ' "-____-"     Trainable parameters = 57,016,320/6,852,203,520 (0.83% trained)\n'
+        f' "-____-"     Trainable parameters = 57,016,320{joint}6,852,203,520 (0.83% trained)\n'
     )
     run_log = parse_log(text + LOSS * 3)
     assert (run_log.setup.planned_iterations, run_log.setup.parameters) == (5000, 6_852_203_520)
@@ -469,3 +470,18 @@ def test_the_table_of_a_model_card() -> None:
     )
     assert [one.iteration for one in run_log.evals] == [500, 1000, 1500, 2000, 2500]
     assert run_log.steps.loss[1:].tolist() == [3.8, 3.7, 3.6, 3.5]
+
+
+def test_saves_in_other_words() -> None:
+    """Of a callback, with a number; of the script, after the end. A tokenizer is no model."""
+    bar = " 10%|# | {at}/90 [00:10<01:00,  1.00it/s]\n"
+    text = bar.format(at=0) + "".join(
+        f"{{'loss': 2.5, 'epoch': {at / 10}}}\n{bar.format(at=at)}" for at in range(1, 90)
+    )
+    after = "Tokenizer saved to ./out/tokenizer\nDone. Model saved to ./out\n"
+    facts = parse_facts(text + after)
+    assert facts.checkpoint_steps == [89]
+    saved = bar.format(at=30)
+    facts = parse_facts(text.replace(saved, f"{saved}save models to out/checkpoint-30 \n"))
+    assert facts.checkpoint_steps == [30]
+    assert parse_facts(text).checkpoint_steps is None

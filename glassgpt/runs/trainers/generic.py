@@ -30,9 +30,10 @@ from typing import NamedTuple
 from glassgpt.i18n import say
 from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.fields import SPLITS, Field, Line, read_line, step_values
-from glassgpt.runs.log_numbers import MAX_COUNT, parse_ms
+from glassgpt.runs.log_numbers import MAX_COUNT
 from glassgpt.runs.metric_columns import PART_RANK, metric_of
 from glassgpt.runs.prefixes import clock_us
+from glassgpt.runs.save_lines import read_save, save_begins
 from glassgpt.runs.step_clock import StepClock, parse_clock
 from glassgpt.runs.step_form import StepForm
 from glassgpt.runs.step_line import add_values
@@ -44,20 +45,6 @@ _EPOCH_END = re.compile(
     r"\bend[- _]of[- _]epoch\W{0,4}(\d{1,9})\b|\bepoch\W{1,4}(\d{1,9})(?:\s*/\s*\d{1,9})?\W{1,4}"
     r"(?:is |was )?(?:done|complete|completed|finished|ended|over)\b"
 )
-_SAVED = re.compile(
-    r"\b(?:saved|saving|wrote|writing) (?:\w{1,20} ){0,2}(?:checkpoint|model|weights|ckpt)s?\b"
-    r"(?! card| config)"
-    r"|\b(?:checkpoint|model|module|weights|new best)s?\W{1,4}(?:was |is )?"
-    r"(?:saved|sauvegardée?s?|gespeichert|guardado|salvo)\b"
-    r"|(?<!to )\bsave (?:\w{1,20} ){0,2}(?:checkpoint|model)s? (?:for|at|after) (?:epoch|step|iter)"
-    r"|^(?:.{0,60} )?checkpoint \w{1,12} (?:after|at) (?:step|iter|iteration) \d"
-    # A file of weights, in any words.
-    r"|\b(?:sav(?:ed|ing|e)|wrote|writing|sauvegard\w{1,4}|gespeichert|guardad[ao]|guardando|salv(?:o|ando|ato))\b"
-    r".{0,200}\.(?:pth?|ckpt|safetensors|h5|keras|npz)\b|(?:保存|저장).{0,200}\.(?:pth?|ckpt|safetensors)\b"
-)
-_SAVE_WORDS = ("sav", "writ", "wrote", "checkpoint", "auvegard", "speicher", "guard", "salv", "保存", "저장")
-_SAVE_TIME = re.compile(r"\b(?:in|took) (\d{1,6}(?:\.\d{1,9})?)\s?(ms|s)(?:ec(?:ond)?s?)?\b")
-_SAVED_AT = re.compile(r"(?:step|iter|ckpt|checkpoint|epoch|model)s?[_-](\d{1,12})(?!\d|\.\d|/)")  # in a path
 _END = re.compile(
     r"^\W*(?:info [\d: -]{10,30})?(?:[\w.]{1,40}\.py:\d{1,6} )?"
     r"(?:end of training|(?:training|fine-?tuning) (?:is |has )?(?:completed?|finished|done)"
@@ -96,6 +83,7 @@ _LINES_PER_FORM, _MAX_PATTERNS = 32, 64
 _MAX_STAMP_ERROR_S = 1.0  # of two stamps in whole seconds
 _TIME_OF_DAY = re.compile(r"\b\d{2}:\d{2}:\d{2}(?:\.\d{1,9})?")
 _MIN_POSTFIX_DECIMALS, _MAX_POSTFIX_REPEATS = 3, 200
+_MIN_UNCOUNTED, _MAX_UNCOUNTED = 3, 100_000  # lines without a count, before one with it
 _MIN_INTERVALS = 3  # so many times of intervals: all are
 _STAMP = ".000"  # how exactly a line's prefix says the time
 
@@ -109,6 +97,16 @@ class _Epoch(NamedTuple):
     val_loss: Field | None
     line: Line
     at: int  # its number in the file
+
+
+class _Uncounted(NamedTuple):
+    """A line of an epoch that says no batch, after one that does."""
+
+    epoch: Field
+    loss: Field
+    line: Line
+    at: int  # its number in the file
+    clock: str
 
 
 class GenericReader:
@@ -141,7 +139,11 @@ class GenericReader:
         self._names_nothing = False  # makemore's steps: `  10000/ 200000: 2.0322`
         self._latest_clock_s: float | None = None  # of the latest step, where its line says a time too
         self._intervals = 0  # lines whose time was that since the line before, by their stamps
+        self._steps_have_f1 = False
         self._count = 0  # of lines that count no updates: samples, or epochs several times
+        self._uncounted: list[_Uncounted] = []  # of this epoch, until a count shows what they are
+        self._are_batches = False  # these lines: one each
+        self._counted_lines = 0, 0  # that are batches: their epoch, how many so far
         self._count_line = ""  # the line before, where it has a count and no loss
         self._bar_loss, self._bar_repeats, self._bar_changes = "", 0, 0  # of a progress bar's lines
 
@@ -160,7 +162,7 @@ class GenericReader:
         if loss is None and val_loss is None:
             return self._read_words(line, lower, builder)
         first = min(one.span[0] for one in (loss, val_loss, line.of("iteration")) if one is not None)
-        if "sav" in lower and (match := _SAVED.search(lower)) and match.start() < first:
+        if (begin := save_begins(lower)) is not None and begin < first:
             self._read_save(line, lower, builder)  # the loss is that of the weights; a step's comes before
             return False
         if _EARLIER.search(lower, 0, first):
@@ -183,8 +185,9 @@ class GenericReader:
         if not found:
             return self._unnamed_losses(line, builder)
         if not any(one.split for one in found):
-            kinds = {metric.kind for one in line.fields if one.is_metric and (metric := metric_of(one.name))}
-            split = "val" if kinds & _OF_VALIDATION else self._section if line.of("iteration") is None else ""
+            split = self._section if line.of("iteration") is None else ""
+            if self._has_score_of_validation(line, builder):
+                split = "val"
             if split in ("val", "test"):
                 found = [one._replace(role="val_loss", split=split) for one in found]
         plain = [one for one in found if one.rank < PART_RANK]
@@ -200,6 +203,18 @@ class GenericReader:
         parts = [one for one in found if one.rank >= PART_RANK]
         val_loss = val_loss or next((one for one in parts if one.role == "val_loss"), None)
         return self._other_loss(line, [one for one in parts if one.role == "loss"], builder), val_loss
+
+    def _has_score_of_validation(self, line: Line, builder: RunBuilder) -> bool:
+        """Of generated text, which no training step has: BLEU, a word error rate. An F1 is one of a validation
+        only where the steps before have none: a classifier may print it at each."""
+        scores = [
+            one.name.lower().endswith("f1")
+            for one in line.fields
+            if one.is_metric and (metric := metric_of(one.name)) and metric.kind in _OF_VALIDATION
+        ]
+        if scores and all(scores):
+            self._steps_have_f1 = self._steps_have_f1 or not (builder.has_steps or builder.holds_step)
+        return bool(scores) and not (self._steps_have_f1 and all(scores))
 
     def _unnamed_losses(self, line: Line, builder: RunBuilder) -> tuple[Field | None, Field | None]:
         """That are called by their split alone: `Epoch 5 -- train: 0.52  val: 0.60`. makemore's steps are not
@@ -240,12 +255,13 @@ class GenericReader:
 
     def _read_words(self, line: Line, lower: str, builder: RunBuilder) -> bool:
         """A line without a loss: a save, the end, a title, or a perplexity."""
-        if _END.match(lower) or self._ends_last_epoch(lower):
+        is_end = _END.match(lower) or self._ends_last_epoch(lower)
+        if is_end:
             self.close(builder)
             builder.add_event("finish", line.text)
-        elif any(word in lower for word in _SAVE_WORDS) and _SAVED.search(lower):
+        if save_begins(lower) is not None:
             self._read_save(line, lower, builder)
-        elif self._read_title(line):
+        elif is_end or self._read_title(line):
             return False
         else:
             count = line.of("iteration", "batch")
@@ -309,6 +325,10 @@ class GenericReader:
             elif val_loss is not None:
                 self._last_of_epoch(line.text.lower(), builder)
                 self._add_eval_of_line(val_loss, loss, line, builder)
+            elif epoch.number == self._epoch or self._are_batches:
+                self._read_uncounted_batch(
+                    _Uncounted(epoch, loss, line, builder.line, builder.clock), builder
+                )
             self._note_epoch(line)
             return True
         if title is not None and title.role == "iteration":
@@ -335,6 +355,37 @@ class GenericReader:
         builder.add_step(self._count, loss.value)
         return True
 
+    def _read_uncounted_batch(self, one: _Uncounted, builder: RunBuilder) -> None:
+        """Lines that count batches may be few, and those without a count one for each batch. The first of
+        them wait until a count equals their number."""
+        if not self._are_batches:
+            self._uncounted.append(one)
+            del self._uncounted[_MAX_UNCOUNTED:]
+            return
+        epoch, count = self._counted_lines
+        self._counted_lines = one.epoch.number, count * (epoch == one.epoch.number) + 1
+        number = self._first_batch - 1 + self._counted_lines[1]
+        place = one.epoch.span[1]
+        batch = one.epoch._replace(
+            name="batch", role="batch", text=str(number), span=(place, place), total=str(self._batches or "")
+        )
+        now = builder.line, builder.clock
+        builder.line, builder.clock = one.at, one.clock
+        self._read_step_line(one.line, one.loss, None, one.epoch, batch, builder)
+        builder.line, builder.clock = now
+
+    def _compare_counts(self, epoch: int, count: int, builder: RunBuilder) -> None:
+        """At a line with a count: are the lines before it, which have none, the batches up to it?"""
+        if not builder.has_steps:
+            self._first_batch = min(count, 1)
+        waiting, self._uncounted = self._uncounted, []
+        passed = count - self._first_batch
+        if self._are_batches or epoch != self._epoch or not passed >= _MIN_UNCOUNTED <= len(waiting):
+            return
+        self._are_batches = abs(len(waiting) - passed) <= 1
+        for one in waiting if self._are_batches else ():
+            self._read_uncounted_batch(one, builder)
+
     def _read_step_line(
         self,
         line: Line,
@@ -347,6 +398,14 @@ class GenericReader:
         """Whether the line has a count: then its step is added."""
         if step is not None and step.unit in _SCALES:
             return self._read_rounded(step, loss, line, builder)
+        counted = step if step is not None and step.is_count else batch
+        if (
+            epoch is not None
+            and counted is not None
+            and counted.is_count
+            and counted.span[0] < counted.span[1]
+        ):
+            self._compare_counts(epoch.number, counted.number, builder)
         if step is not None and step.is_count:
             if _GLOBAL.fullmatch(step.name):
                 others = [
@@ -489,6 +548,7 @@ class GenericReader:
         can_be_learned = (
             step is not None
             and step.text.isdecimal()
+            and step.span[0] < step.span[1]
             and all(found.is_number for found in values.values())
             and (elapsed_s is None or shown != _STAMP)
             and not self._intervals
@@ -664,15 +724,9 @@ class GenericReader:
             self._clock.add_eval(None)
 
     def _read_save(self, line: Line, lower: str, builder: RunBuilder) -> None:
-        """At the iteration that the line or the file's name says, if the run can be there."""
-        last, step, path = builder.last_iteration, line.of("iteration"), _SAVED_AT.search(lower)
-        at = step.number if step is not None and step.is_count else int(path[1]) if path else None
-        is_near = at is not None and last is not None and last <= at <= last + max(1, last // 2)
-        spent = _SAVE_TIME.search(lower)
-        builder.add_checkpoint(
-            at if is_near and not self._counts_epochs else last,
-            parse_ms(spent[1], spent[2]) if spent else None,
-        )
+        step = line.of("iteration")
+        number = step.number if step is not None and step.is_count else None
+        read_save(lower, builder, builder.last_iteration, number, counts_epochs=self._counts_epochs)
 
 
 def _mean_loss(loss: Field, line: Line) -> Field:

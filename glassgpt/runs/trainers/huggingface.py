@@ -43,10 +43,14 @@ _BAR = re.compile(
     r"(?:^|\})\s*\d{1,3}%(?:\|[^|]{0,300}\|)?\s*(\d{1,15})/(\d{1,15}) "
     r"\[([\d:]{1,12})<[^\]]{0,30}?([\d.]{1,12}|\?)(it/s|s/it)"
 )
-_SAVE = re.compile(r"\b[Ss]av(?:ing|ed)\b.{0,400}?\bcheckpoint-(\d{1,15})\b")  # the model, its tokenizer
+_SAVE = re.compile(
+    r"(?<!to )\b[Ss]av(?:ing|ed|e)\b.{0,400}?\bcheckpoint-(\d{1,15})\b"
+)  # the model, its tokenizer
 _BEST = re.compile(r"checkpoint-(\d{1,15})\W{0,3}$")
 _RESUME = re.compile(r"\b(?:Resuming|Continuing) training from (?:checkpoint|global step|epoch)")
-_PARAMETERS = re.compile(r"\ball params:\s*([\d,]+)|Trainable parameters = [\d,]{1,20}/([\d,]{1,20}) ")
+_PARAMETERS = re.compile(
+    r"\ball params:\s*([\d,]+)|Trainable parameters = [\d,]{1,20}(?:/| of )([\d,]{1,20}) "
+)
 _BEGIN = "***** Running training *****"
 _STEP_OF_TOTAL = re.compile(r"['\"]global_step/max_steps['\"]:\s*['\"](\d{1,15})/(\d{1,15})['\"]")
 # A notebook's table, and the progress above it.

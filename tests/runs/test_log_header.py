@@ -74,7 +74,7 @@ def test_parameters() -> None:
         ("Model loaded = 12.5M parameters", 12_500_000),
         ("Teacher model: 7B params", None),
         (
-            "[a.py:3:__exit__] finished initializing model - num_params = 291, num_elems = 6.74B",
+            "finished initializing model - num_params = 291, num_elems = 6.74B",
             6_740_000_000,
         ),
         ("Encoder: 12M params", None),

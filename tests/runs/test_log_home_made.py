@@ -260,10 +260,7 @@ def test_a_postfix_that_a_bar_repeats_is_one_value() -> None:
         f"Train:  1%|1  | {at}/1000 [00:10<01:00, 9.1it/s, loss={3 - at // 10 / 8:.4f}]" for at in range(90)
     ]
     run_log = parse_log("\n".join([*bars, ""]))
-    assert run_log.steps.iteration.tolist() == [
-        *range(10),
-        *range(10, 90, 10),
-    ]  # the first is no repetition yet
+    assert run_log.steps.iteration.tolist() == list(range(0, 90, 10))
     constant = [f"Train:  1%|1  | {at}/1000 [00:10<01:00, 9.1it/s, loss=0.6931]" for at in range(90)]
     assert len(parse_log("\n".join([*constant, ""])).steps) == 90
 
@@ -351,3 +348,36 @@ def test_saves_in_other_words() -> None:
         if (found := len(parse_log(f"{steps}{line}\n").checkpoints)) != count
     }  # fmt: skip
     assert wrong == {}
+
+
+def bar(at: int, seconds: float, loss: float | None, total: int = 60) -> str:
+    clock = f"{int(seconds) // 60:02d}:{int(seconds) % 60:02d}"
+    postfix = "" if loss is None else f", loss {loss:.4f}"
+    return f"SFT:  {100 * at // total:2d}%|██        | {at}/{total} [{clock}<01:00,  9.99s/it{postfix}]"
+
+
+def test_a_bar_that_is_drawn_anew_has_a_new_loss_and_the_time() -> None:
+    """Its rate is a moving average: here 9.99 s, where steps take 3 s, and 6 s from the 40th on."""
+    values = [3.0, 2.0, 1.0, 1.0, 0.5, 0.5]  # one of them may come twice
+    parts, seconds = [bar(0, 0, None)], 0.0
+    for at in range(1, 61):
+        seconds += 6 if at > 40 else 3
+        parts.append(bar(at, seconds, values[at // 10 - 1] if at > 9 and at % 10 else None if at < 11 else
+                         values[at // 10 - 2]))  # fmt: skip
+        if at % 10 == 0:
+            parts.append(bar(at, seconds, values[at // 10 - 1], 60 + (at == 60)))
+    run_log = parse_log("\n".join(parts) + "\n")
+    assert run_log.steps.iteration.tolist() == [10, 20, 30, 40, 50, 60]
+    assert run_log.steps.loss.tolist() == values
+    assert run_log.steps.ms[1:].tolist() == [3000.0] * 3 + [6000.0] * 2
+    assert run_log.setup.wall_s == seconds == 240
+
+
+def test_a_bar_of_each_epoch_has_no_total_time() -> None:
+    text = "".join(
+        bar(at, 3 * at, 5 - epoch - at / 100).replace("SFT:", f"[Epoch {epoch}/2] train") + "\n"
+        for epoch in (1, 2)
+        for at in range(1, 61)
+    )
+    run_log = parse_log(text)
+    assert (len(run_log.steps), run_log.steps.iteration[-1], run_log.setup.wall_s) == (120, 120, None)

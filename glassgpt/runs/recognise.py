@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from glassgpt.errors import UserError
-from glassgpt.i18n import say
+from glassgpt.i18n import make_text, say
 from glassgpt.runs.builder import FAILURE_KINDS, RunBuilder
 from glassgpt.runs.excerpts import merge_excerpts
 from glassgpt.runs.exit_status import event_patterns, read_event
@@ -555,6 +555,19 @@ class LogReader:
             unread_loss_lines=unread,
             notes=(*built.notes, say("log.unread_losses", count=unread)) if are_many else built.notes,
         )
-        return split_runs(
-            merge_excerpts(run_log) if run_log.is_excerpt else run_log, self.builder.failed_launches
-        )
+        whole = merge_excerpts(run_log) if run_log.is_excerpt else run_log
+        return tuple(map(_with_note_of_begin, split_runs(whole, self.builder.failed_launches)))
+
+
+def _with_note_of_begin(run_log: RunLog) -> RunLog:
+    """Says it where a log begins within its run: with a resume, or because its beginning is elsewhere."""
+    steps, interval = run_log.steps, run_log.log_interval()
+    if interval is None or run_log.is_excerpt or not run_log.has_iteration_numbers:
+        return run_log
+    first = int(steps.iteration[0])
+    if first <= run_log.trainer.first_iteration + 2 * max(1, interval):
+        return run_log
+    if not run_log.segments[0].resumed:
+        return replace(run_log, notes=(*run_log.notes, say("log.begins_late", first=first)))
+    notes = make_text([say("log.begins_resumed", first=first), run_log.trainer.resumed_log_note])
+    return replace(run_log, notes=(*run_log.notes, *notes))

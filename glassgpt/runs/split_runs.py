@@ -46,6 +46,7 @@ from glassgpt.runs.trajectory import continues_previous
 
 MAX_RUNS = 200  # of one file: of more, the longest
 _MIN_JUDGED_LINES = 8
+_MIN_COPIED_LINES = 8  # with other losses each
 _COMPARED_LINES = 5  # at most, at each end of a process
 MIN_FALL_NOISES = 3.0  # standard errors: a loss that fell by less may not go back
 
@@ -54,7 +55,7 @@ _Item = TypeVar("_Item", LoggedEvaluation, LoggedCheckpoint)
 
 def split_runs(whole: RunLog, failed_launches: Sequence[FailedLaunch] = ()) -> tuple[RunLog, ...]:
     """In the order of the file. `whole`: all that the builder read, as if it were one run."""
-    whole = _joined(_untangled(whole))
+    whole = _joined(_without_copies(_untangled(whole)))
     count = len(whole.segments)
     starts = [0]
     for segment in range(1, count):
@@ -176,6 +177,64 @@ def _untangled(whole: RunLog) -> RunLog:
         evals=moved(whole.evals),
         checkpoints=moved(whole.checkpoints),
         segments=tuple(ordered),
+    )
+
+
+# --- a run that was pasted twice, the first time while it ran ---
+
+
+def _without_copies(whole: RunLog) -> RunLog:
+    """Without the rows of a segment that the next one has, too, or the one before."""
+    count = len(whole.segments)
+    if count < 2 or whole.is_excerpt or not whole.has_iteration_numbers:
+        return whole
+    rows = np.searchsorted(whole.steps.segment, range(count + 1)).tolist()
+    kept, lines = [0], 0
+    for segment in range(1, count):
+        before = kept[-1]
+        lengths = [rows[one + 1] - rows[one] for one in (before, segment)]
+        if _is_copy(whole, before, segment, rows):
+            lines += min(lengths)
+            kept[-1] = segment if lengths[1] >= lengths[0] else before
+        else:
+            kept.append(segment)
+    if not lines:
+        return whole
+    index = {segment: at for at, segment in enumerate(kept)}
+    taken = np.isin(whole.steps.segment, kept)
+    columns = {name: column[taken] for name, column in whole.steps.columns().items()}
+    columns["segment"] = np.array([index[one] for one in columns["segment"].tolist()], dtype=np.int64)
+
+    def moved(items: Sequence[_Item]) -> tuple[_Item, ...]:
+        return tuple(replace(one, segment=index[one.segment]) for one in items if one.segment in index)
+
+    # The first text begins where the copy that was left out did.
+    segments = [whole.segments[segment] for segment in kept]
+    segments[0] = replace(segments[0], first_line=whole.segments[0].first_line)
+    return replace(
+        whole,
+        steps=Steps(**columns),
+        evals=moved(whole.evals),
+        checkpoints=moved(whole.checkpoints),
+        segments=tuple(segments),
+        notes=(*whole.notes, say("log.pasted_twice", lines=lines)),
+    )
+
+
+def _is_copy(whole: RunLog, before: int, segment: int, rows: list[int]) -> bool:
+    """Whether one has all rows of the other, value for value, and nothing failed between them."""
+    length = min(rows[before + 1] - rows[before], rows[segment + 1] - rows[segment])
+    if length < _MIN_COPIED_LINES:
+        return False
+    ends = whole.segments[before].last_step_line, whole.segments[segment].first_line
+    if any(event.kind in FAILURE_KINDS and ends[0] < event.line <= ends[1] for event in whole.events):
+        return False  # started again with the same seed
+    columns = whole.steps.columns()
+    first, second = (slice(rows[one], rows[one] + length) for one in (before, segment))
+    return len(np.unique(whole.steps.loss[first])) >= _MIN_COPIED_LINES and all(
+        np.array_equal(column[first], column[second], equal_nan=column.dtype.kind == "f")
+        for name, column in columns.items()
+        if name not in ("segment", "line")
     )
 
 

@@ -345,3 +345,36 @@ def test_warnings_that_every_rank_prints_are_no_launch() -> None:
     text = "FutureWarning: old\nTraceback (most recent call last):\nValueError: no\nFutureWarning: old\n"
     steps = "".join(f"step {at} | loss {3 - at / 1000:.4f}\n" for at in range(50, 1001, 50))
     assert len(parse_logs(text + steps)) == 1
+
+
+def pasted(rows: int, repeat: int, between: str = "", change: float = 0.0) -> str:
+    step = "step {at}/500, loss: {loss:.4f}\n"
+    first = "".join(step.format(at=10 * at, loss=3 - at / 30) for at in range(1, rows + 1))
+    return first + between + "".join(
+        step.format(at=10 * at, loss=3 - at / 30 + change) for at in range(1, repeat + 1)
+    )  # fmt: skip
+
+
+def test_a_run_that_was_pasted_twice_is_one() -> None:
+    for rows, repeat in ((20, 30), (30, 20), (30, 30)):
+        (run_log,) = parse_logs(pasted(rows, repeat))
+        assert run_log.steps.iteration.tolist() == list(range(10, 301, 10))
+        assert (len(run_log.segments), len(run_log.notes)) == (1, 1)
+    assert len(parse_logs(pasted(20, 30, change=0.001))) == 2
+    crash = "Traceback (most recent call last):\nRuntimeError: CUDA error\n"
+    assert len(parse_logs(pasted(20, 30, crash))) == 2  # again with the same seed
+
+
+def test_a_log_that_begins_within_its_run_says_so() -> None:
+    text = "".join(f"step {at}/500, loss: {3 - at / 300:.4f}\n" for at in range(200, 501, 10))
+    assert [note.key for note in parse_log(text).notes] == ["log.begins_late"]
+    assert parse_log(pasted(30, 0)).notes == ()
+    bar = "  0%|  | 0/500 [00:00<?, ?it/s]\n"
+    header = "Arguments do not match the ones in the `trainer_state.json` within the checkpoint x: \n"
+    dicts = "".join(
+        f"{{'loss': {3 - at / 300:.4f}, 'epoch': {at / 250}}}\n 50%|# | {at}/500 [00:30<00:20,  9.00it/s]\n"
+        for at in range(260, 501, 10)
+    )
+    run_log = parse_log(header + bar + dicts)
+    assert [note.key for note in run_log.notes] == ["log.begins_resumed", "hf-trainer.resumed_log_note"]
+    assert run_log.segments[0].resumed

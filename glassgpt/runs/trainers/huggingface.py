@@ -47,7 +47,11 @@ _SAVE = re.compile(
     r"(?<!to )\b[Ss]av(?:ing|ed|e)\b.{0,400}?\bcheckpoint-(\d{1,15})\b"
 )  # the model, its tokenizer
 _BEST = re.compile(r"checkpoint-(\d{1,15})\W{0,3}$")
-_RESUME = re.compile(r"\b(?:Resuming|Continuing) training from (?:checkpoint|global step|epoch)")
+# The second is a warning about arguments that were others before.
+_RESUME = re.compile(
+    r"\b(?:Resuming|Continuing) training from (?:checkpoint|global step|epoch)"
+    r"|do not match the ones in the `trainer_state\.json` within the checkpoint"
+)
 _PARAMETERS = re.compile(
     r"\ball params:\s*([\d,]+)|Trainable parameters = [\d,]{1,20}(?:/| of )([\d,]{1,20}) "
 )
@@ -129,7 +133,7 @@ class TrainerReader:
             return "train_runtime" in values or is_loss or _eval_loss(values) is not None
         if "checkpoint-" in line and (match := _SAVE.search(line)):
             builder.add_checkpoint(int(match[1]))
-        elif "training from" in line and _RESUME.search(line):
+        elif ("training from" in line or "`trainer_state" in line) and _RESUME.search(line):
             builder.start_process(resumed=True)
         elif _BEGIN in line:
             builder.start_process()
@@ -548,6 +552,7 @@ TRAINER = Trainer(
     zero_loss_cause=say("hf-trainer.zero_loss_cause"),
     often_finetunes=True,
     resume_command="--resume_from_checkpoint",
+    resumed_log_note=say("hf-trainer.resumed_log_note"),
     clips_gradients=True,
 )
 _REINFORCEMENT = replace(TRAINER, zero_loss_cause=None, loss_measures_learning=False)

@@ -526,6 +526,11 @@ class RunBuilder:
         return self._rows.last("mfu") if len(self._rows) else math.nan
 
     @property
+    def last_loss(self) -> float:
+        """Of the latest step; NaN where it has none."""
+        return self._rows.last("loss") if len(self._rows) else math.nan
+
+    @property
     def last_step_columns(self) -> frozenset[str]:
         """Which of "loss" and "ms" the latest step's line had. A line with fewer is cut off."""
         if not len(self._rows):

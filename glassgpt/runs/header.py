@@ -90,6 +90,13 @@ _OF_ANY_TRAINER: tuple[HeaderLine, ...] = (
         rf"(?i:load|resum)\w{{1,3}}\b.{{0,80}}checkpoint.{{0,300}}\bstep\W{{1,3}}\d.{{0,80}}\bval_loss\W{{1,3}}{NUMBER}",
         "resumed_val_loss",
     ),
+    # Of one of several runs, on a line of its own: `===== Starting run: no_rope =====`.
+    (
+        "tarting ",
+        r"^\W*[Ss]tarting (?:[Rr]un|[Ee]xperiment|[Tt]rial)\s?[:#=-]"
+        r"\s?[\"']?([A-Za-z][\w.+-]{0,60})[\"']?\W*$",
+        "run_name",
+    ),
     ("Num Epochs", r"\bNum Epochs = ([\d,]{1,12})", "epochs"),
     # The card, wherever a line before the first step names it.
     *(
@@ -142,7 +149,7 @@ _PATTERNS: Sequence[HeaderPattern] = [
     for substring, pattern, field in sorted(
         (*_COMMANDS, *(line for trainer in TRAINERS for line in trainer.header), *_OF_ANY_TRAINER),
         # A process's start first: it discards earlier settings.
-        key=lambda line: line[2] not in ("command", "", "resumed"),
+        key=lambda line: line[2] not in ("command", "", "resumed", "run_name"),
     )
 ]
 _LETTERS = [letters_of(substring) for substring, _, _ in _PATTERNS]
@@ -159,7 +166,7 @@ def read_header(line: str, builder: RunBuilder, patterns: Sequence[HeaderPattern
     """Record what the line says about the run as a whole."""
     for substring, pattern, field in patterns:
         if substring in line and (match := pattern.search(line)):
-            if field not in ("command", "date", "", "resumed"):  # those begin a process
+            if field not in ("command", "date", "", "resumed", "run_name"):  # those begin a process
                 builder.note_start()
             try:
                 _record(field, match[match.lastindex or 0], line, builder)
@@ -190,6 +197,9 @@ def _record(field: str, text: str, line: str, builder: RunBuilder) -> None:
         builder.mark_process_start(PROMPT)
     elif field in ("", "resumed"):
         builder.start_process(resumed=field == "resumed", text=line)
+    elif field == "run_name":
+        builder.start_process(text=line)
+        builder.setup.values[field] = text
     elif field == "date":
         builder.note_date()
     elif field == "start":

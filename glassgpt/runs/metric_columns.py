@@ -173,7 +173,8 @@ METRIC_NAMES: dict[str, tuple[str, bool | None]] = {
     ),
     "error_rate": ("wer cer per ter", False),
     "score": (
-        "f1 f1score bleu bleu_1 bleu_2 bleu_3 bleu_4 rouge rouge_1 rouge_2 rouge_l rougel mrr core_metric",
+        "f1 f1score auc auroc roc_auc bleu bleu_1 bleu_2 bleu_3 bleu_4 rouge rouge_1 rouge_2 rouge_l rougel "
+        "mrr core_metric",
         True,
     ),
     "margin": ("margin margins", True),
@@ -186,6 +187,10 @@ _METRIC_ENDINGS = {
     for rank, (kind, (endings, higher_is_better)) in enumerate(METRIC_NAMES.items())
     for ending in endings.split()
 }
+# What a line may be about one of: `Epoch 3 | Dataset 01 | ACC 0.52`.
+LABELS = re.compile(
+    r"\b(?:dataset|task|fold|subset|domain|group|client|language|corpus|head)\b", re.IGNORECASE
+)
 _NO_METRIC_WORDS = {"std", "var", "min", "max", "best", "coef", "coeff", "target", "steps", "grad"}
 
 
@@ -226,7 +231,8 @@ def metric_of(name: str) -> Metric | None:
     for count in (2, 1):
         if found := _METRIC_ENDINGS.get("_".join(words[-count:])):
             kind, rank, higher_is_better = found
-            return Metric(kind, 10 * rank + 5 * (not is_eval), higher_is_better, is_eval)
+            is_part = LABELS.match(name) is not None  # a mean over all of them is told first
+            return Metric(kind, 10 * rank + 5 * (not is_eval) + is_part, higher_is_better, is_eval)
     return None
 
 

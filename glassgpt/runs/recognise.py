@@ -447,12 +447,10 @@ class LogReader:
         self._setup_at_last_step = self._setup_at_last_step or builder.setup.copy()
         if not read_event(text, builder, self._event_patterns):
             read_header(text, builder, self._header_patterns)
-            if (
-                self._may_have_metrics
-                and may_have_metric(text)
-                and (builder.has_steps or builder.awaits_step)
-            ):
-                builder.add_metrics(read_metric_line(text) or read_counted_metrics(text))
+            if self._may_have_metrics and may_have_metric(text):
+                is_begun = builder.has_steps or builder.awaits_step
+                metrics = read_counted_metrics(text, is_begun)
+                builder.add_metrics(metrics or (read_metric_line(text) if is_begun else {}))
         elif "wall_s" in builder.setup.values:
             self._setup_at_last_step.values["wall_s"] = builder.setup.values["wall_s"]
         return False

@@ -32,6 +32,7 @@ from glassgpt.i18n import say
 from glassgpt.runs.builder import FAILURE_KINDS
 from glassgpt.runs.curve_statistics import detrended_std
 from glassgpt.runs.log_numbers import clamped_setup
+from glassgpt.runs.metric_series import MetricSeries, of_lines
 from glassgpt.runs.run_log import (
     LogEvent,
     LoggedCheckpoint,
@@ -189,13 +190,15 @@ def _without_copies(whole: RunLog) -> RunLog:
     if count < 2 or whole.is_excerpt or not whole.has_iteration_numbers:
         return whole
     rows = np.searchsorted(whole.steps.segment, range(count + 1)).tolist()
-    kept, lines = [0], 0
+    kept, lines, metrics = [0], 0, list(whole.metrics)
     for segment in range(1, count):
         before = kept[-1]
         lengths = [rows[one + 1] - rows[one] for one in (before, segment)]
         if _is_copy(whole, before, segment, rows):
             lines += min(lengths)
-            kept[-1] = segment if lengths[1] >= lengths[0] else before
+            kept[-1], left_out = (segment, before) if lengths[1] >= lengths[0] else (before, segment)
+            own = whole.steps.line[rows[left_out] : rows[left_out + 1]]
+            metrics = [_without_lines(one, int(own[0]), int(own[-1])) for one in metrics]
         else:
             kept.append(segment)
     if not lines:
@@ -217,6 +220,7 @@ def _without_copies(whole: RunLog) -> RunLog:
         evals=moved(whole.evals),
         checkpoints=moved(whole.checkpoints),
         segments=tuple(segments),
+        metrics=tuple(metrics),
         notes=(*whole.notes, say("log.pasted_twice", lines=lines)),
     )
 
@@ -229,13 +233,33 @@ def _is_copy(whole: RunLog, before: int, segment: int, rows: list[int]) -> bool:
     ends = whole.segments[before].last_step_line, whole.segments[segment].first_line
     if any(event.kind in FAILURE_KINDS and ends[0] < event.line <= ends[1] for event in whole.events):
         return False  # started again with the same seed
+    if any(ends[0] < line <= ends[1] for line in whole.process_start_lines):
+        return False  # by a command or a header, so perhaps, too
     columns = whole.steps.columns()
     first, second = (slice(rows[one], rows[one] + length) for one in (before, segment))
+    if _other_values(whole, before, first) != _other_values(whole, segment, second):
+        return False
     return len(np.unique(whole.steps.loss[first])) >= _MIN_COPIED_LINES and all(
         np.array_equal(column[first], column[second], equal_nan=column.dtype.kind == "f")
         for name, column in columns.items()
         if name not in ("segment", "line")
     )
+
+
+def _without_lines(series: MetricSeries, first: int, last: int) -> MetricSeries:
+    rows = (series.line < first) | (series.line > last)
+    return replace(series, iteration=series.iteration[rows], line=series.line[rows], value=series.value[rows])
+
+
+def _other_values(whole: RunLog, segment: int, rows: slice) -> list[object]:
+    """Of the lines of these rows: evaluations and metrics."""
+    last, lines = whole.steps.iteration[rows][-1], whole.steps.line[rows]
+    evals = [(one.iteration, one.val_loss) for one in whole.evals if one.segment == segment]
+    series = of_lines(whole.metrics, int(lines[0]), int(lines[-1]))
+    return [
+        [one for one in evals if one[0] is not None and one[0] < last],
+        [(one.name, one.value[one.iteration < last].tolist()) for one in series],
+    ]
 
 
 # --- a count of steps that begins again, in one process ---
@@ -408,6 +432,7 @@ def _run_of_segments(whole: RunLog, start: int, end: int, first_lines: list[int]
         segments=tuple(replace(segment, setup=None) for segment in segments),
         setup=whole.setup if setup is None else clamped_setup(setup),
         stage=_stage_of(segments),
+        run_name=whole.run_name or (whole.setup if setup is None else setup).run_name,
         last_step_line=max(segment.last_step_line for segment in segments),
     )
     return _completed(_with_lines(run_log, segments[0].first_line, first_lines))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from datetime import datetime, timedelta
 
 import pytest
 from log_checks import parse_log, parse_logs
 
+from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.fields import read_line
 
 # {e}: the epoch, {t} and {v}: its losses, {a}: an accuracy. Some have several lines.
@@ -381,3 +383,46 @@ def test_a_bar_of_each_epoch_has_no_total_time() -> None:
     )
     run_log = parse_log(text)
     assert (len(run_log.steps), run_log.steps.iteration[-1], run_log.setup.wall_s) == (120, 120, None)
+
+
+@pytest.mark.parametrize(
+    ("line", "is_eval"),
+    [
+        (">> validation: {v} | best 2.9 | saved to ckpt_{s}.pt", True),
+        ("  validation {v}", True),
+        ("validation: 0.{s}", False),  # an accuracy
+        ("validation: 4{s}.5", False),
+        ("validation: {v}%", False),
+        ("val size: {v}", False),
+        ("val batches {v}", False),
+    ],
+)
+def test_a_number_of_a_split_near_the_loss_is_a_loss(line: str, is_eval: bool) -> None:
+    text = "".join(f"step {at} | loss {3.4 - at / 100}\n{line.format(v=3.5 - at / 100, s=at)}\n"
+                   for at in range(10, 60, 10))  # fmt: skip
+    evals = [(at, round(3.5 - at / 100, 4)) for at in range(10, 60, 10)] if is_eval else []
+    assert read(text)[2] == evals
+    assert len(parse_log(text).checkpoints) == 5 * ("saved" in line)
+
+
+@pytest.mark.parametrize(
+    ("time", "ms"),
+    [(" - time: 61.{e}s", 61_000), (" - time: 61{e}00ms", 61_000), ("", None), (" - 12ms/it", None)],
+)
+def test_the_time_of_an_epoch(time: str, ms: float | None) -> None:
+    line = "Epoch {e:02d}/30 - train loss: 2.{e} - valid loss: 3.{e}" + time
+    steps = parse_log("".join(f"{line.format(e=at)}\n" for at in range(1, 8))).steps
+    assert math.isnan(steps.ms[1]) if ms is None else 0 <= steps.ms[1] - ms < 1000
+
+
+def test_the_time_of_an_epoch_that_is_the_time_so_far() -> None:
+    text = "".join(f"Epoch {at} | loss 2.{90 - at} | time: {10.5 * at:.1f}s\n" for at in range(1, 20))
+    assert parse_log(text).steps.ms[1:].tolist() == pytest.approx([10_500.0] * 18)
+
+
+def test_times_of_the_day_without_a_date_are_a_clock() -> None:
+    """Over midnight, too."""
+    begin = datetime(2026, 1, 1, 23, 58)
+    stamps = [f"{begin + timedelta(seconds=11 * at):%H:%M:%S}" for at in range(1, 20)]
+    lines = [f"{stamp}  Epoch {at:03d} | loss {3 - at / 50:.4f}\n" for at, stamp in enumerate(stamps, 1)]
+    assert Analysis(parse_log("".join(lines))).facts.stamped_s == 11 * 18

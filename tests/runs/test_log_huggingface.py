@@ -485,3 +485,10 @@ def test_saves_in_other_words() -> None:
     facts = parse_facts(text.replace(saved, f"{saved}save models to out/checkpoint-30 \n"))
     assert facts.checkpoint_steps == [30]
     assert parse_facts(text).checkpoint_steps is None
+
+
+def test_the_progress_above_a_table_says_the_time_of_a_run_that_was_stopped() -> None:
+    table = "Step\tTraining Loss\n" + "".join(f"{at}\t{3 - at / 100:.6f}\n" for at in range(10, 71, 10))
+    text = f"[ 75/318 09:44 < 32:25, 0.12 it/s, Epoch 0.47/2]\n{table}\nKeyboardInterrupt\n"
+    facts = parse_facts(text)
+    assert (facts.total_s, facts.ended) == (9 * 60 + 44, "interrupted")

@@ -378,3 +378,29 @@ def test_a_log_that_begins_within_its_run_says_so() -> None:
     run_log = parse_log(header + bar + dicts)
     assert [note.key for note in run_log.notes] == ["log.begins_resumed", "hf-trainer.resumed_log_note"]
     assert run_log.segments[0].resumed
+
+
+def test_runs_have_the_names_that_lines_before_them_say() -> None:
+    text = "".join(
+        f"{'=' * 20}\nStarting Run: {name}\n{'=' * 20}\nnumber of parameters: 10.65M\n"
+        + "".join(
+            f"iter {at}: loss {4 - at / 100:.4f}, time 10.00ms, mfu 1.00%\n" for at in range(0, 101, 10)
+        )
+        for name in ("baseline", "A1_rope", "no_norm")
+    )
+    run_logs = parse_logs(text)
+    assert [run_log.run_name for run_log in run_logs] == ["baseline", "A1_rope", "no_norm"]
+    assert [len(run_log.segments) for run_log in run_logs] == [1, 1, 1]
+    assert parse_logs(text.split("A1_rope")[0])[0].run_name is None
+
+
+def test_metrics_of_a_run_that_was_pasted_twice_count_once() -> None:
+    step = "step {at}/500, loss: {loss:.4f}, acc: {acc:.3f}\n"
+    first, second = (
+        "".join(step.format(at=at, loss=3 - at / 300, acc=at / 500) for at in range(10, end, 10))
+        for end in (201, 301)
+    )
+    (run_log,) = parse_logs(first + "\n" + second)
+    assert [len(one.value) for one in run_log.own_metrics] == [30]
+    other = second.replace("acc: 0.020", "acc: 0.021")
+    assert len(parse_logs(first + "\n" + other)) == 2

@@ -72,6 +72,7 @@ _MAX_TITLE_WORDS = 6
 _NOT_LOSSES = re.compile(r"\b(?:acc|accuracy|err|error|f1|auc|iou|r2|mae|size|samples|examples|batches)\b|%")
 _OF_VALIDATION = frozenset({"score", "error_rate"})  # a line with BLEU, say
 _GLOBAL = re.compile(r"global[ _]step|num_updates", re.IGNORECASE)  # of the run, whatever else is counted
+_MAX_LOSS_RATIO = 1.5  # of a number after `validation:` and the training loss, for it to be a loss
 _MIN_SUMMED_LOSS = 2.0  # over ln(perplexity): such a loss is a sum over tokens
 _EPOCH_OVER_BATCH = re.compile(r"\b(TRAIN|CV) Batch (\d{1,9})/(\d{1,9})(?= loss )")  # as WeNet prints them
 _MARIAN = re.compile(r"\bEp\. (\d{1,9}) : Up\. (\d{1,12}) :")
@@ -151,6 +152,7 @@ class GenericReader:
         self._section = ""  # the split of the next lines, by a title
         self._loss_name: str | None = None  # of those that are not the loss, the one that is taken
         self._has_named_steps = False  # steps whose loss is called so, not just `train`
+        self._val_is_alone = False  # evaluations do not call their loss so
         self._gap: int | None = None  # between the steps of two lines, as they say it
         self._names_nothing = False  # makemore's steps: `  10000/ 200000: 2.0322`
         self._latest_clock_s: float | None = None  # of the latest step, where its line says a time too
@@ -193,7 +195,10 @@ class GenericReader:
             builder.add_event("finish", text)
             return False
         if loss is None:
-            return val_loss is not None and self._read_eval(line, lower, val_loss, builder)
+            is_eval = val_loss is not None and self._read_eval(line, lower, val_loss, builder)
+            if begin is not None:
+                self._read_save(line, lower, builder)  # of these weights: `val loss 2.1, saved to best.pt`
+            return is_eval
         if val_loss is not None and _AT_START.match(lower):
             self._add_eval(0, val_loss, builder, loss)
             return True
@@ -225,10 +230,10 @@ class GenericReader:
         return self._other_loss(line, [one for one in parts if one.role == "loss"], builder), val_loss
 
     def _has_score_of_validation(self, line: Line, builder: RunBuilder) -> bool:
-        """Of generated text, which no training step has: BLEU, a word error rate. An F1 is one of a
+        """Of generated text, which no training step has: BLEU, a word error rate. An F1 or an AUC is one of a
         validation only where the steps before have none: a classifier may print it at each."""
         scores = [
-            one.name.lower().endswith("f1")
+            one.name.lower().endswith(("f1", "auc", "auroc"))
             for one in line.fields
             if one.is_metric and (metric := metric_of(one.name)) and metric.kind in _OF_VALIDATION
         ]
@@ -253,9 +258,19 @@ class GenericReader:
         }
         train_loss, val_loss = named.get("train"), named.get("val") or named.get("test")
         is_alone = self._names_nothing and len(line.words) == 1
-        if _NOT_LOSSES.search(line.text.lower()) or not (is_alone or (train_loss and val_loss)):
+        if _NOT_LOSSES.search(line.text.lower()):
             return None, None
-        return train_loss, val_loss
+        if val_loss is not None and train_loss is None and not is_alone:
+            is_alone = self._is_val_loss(val_loss, builder)
+        return (train_loss, val_loss) if is_alone or (train_loss and val_loss) else (None, None)
+
+    def _is_val_loss(self, alone: Field, builder: RunBuilder) -> bool:
+        """`>> validation: 3.966 | best 3.966` after steps with a loss near that. An accuracy is not above 1,
+        and a percentage far from the loss."""
+        near = 1 / _MAX_LOSS_RATIO < alone.value / (builder.last_loss or math.nan) < _MAX_LOSS_RATIO
+        is_first = self._has_named_steps and not self._has_val_loss and near and alone.value > 1
+        self._val_is_alone = self._val_is_alone or is_first
+        return self._val_is_alone
 
     def _other_loss(self, line: Line, found: list[Field], builder: RunBuilder) -> Field | None:
         """The first of several losses, none of which is called just so; later only the same one."""
@@ -696,7 +711,10 @@ class GenericReader:
         lr, norm = (
             math.nan if one is None else one.value for one in (held.line.of("lr"), held.line.of("grad_norm"))
         )
-        builder.add_step(held.number, held.loss.value, lr=lr, grad_norm=norm, line=held.at)
+        times = {name: found.value for name, found in step_values(held.line).items() if name in ("s", "ms")}
+        is_of_step = any("/" in one.unit for one in held.line.fields)  # 12ms/it: not the time of an epoch
+        ms = math.nan if is_of_step else times.get("ms", 1000 * times.get("s", math.nan))
+        builder.add_step(held.number, held.loss.value, ms=ms, lr=lr, grad_norm=norm, line=held.at)
         if held.planned and builder.iteration_by_count is None:
             builder.setup.values["planned_iterations"] = held.planned
         builder.release_step(held.number)

@@ -102,7 +102,9 @@ class TrainerReader:
         self._table: list[str] = []  # columns of the notebook's table that is being read
         self._is_new_table, self._table_row = False, 0  # no row of it yet; step or epoch of the latest row
         self._updates_per_epoch: float | None = None
-        self._complete_s: float | None = None  # what the whole run took, by the progress above the table
+        # What the run took, by the progress above the table; whether it came to its end.
+        self._progress_s: float | None = None
+        self._is_complete = False
 
     def __call__(self, line: str, builder: RunBuilder) -> bool:
         if "%|" in line or "% " in line:
@@ -341,7 +343,7 @@ class TrainerReader:
         if "/" in line and (match := _PROGRESS.search(line)):
             self._end_table(builder)
             builder.iterations_done, total, epochs = int(match[1]), int(match[2]), int(match[5])
-            self._complete_s = bar_seconds(match[3]) if match[1] == match[2] else None
+            self._progress_s, self._is_complete = bar_seconds(match[3]), match[1] == match[2]
             builder.setup.values["planned_iterations"] = total
             self._updates_per_epoch = total / epochs if epochs else None
         if _TABLE.match(line):
@@ -380,10 +382,10 @@ class TrainerReader:
         return True
 
     def _end_table(self, builder: RunBuilder) -> None:
-        if self._table and self._complete_s is not None:
-            builder.add_event("finish", "the progress above the table is complete")
-            builder.setup.values["wall_s"] = self._complete_s
-            self._complete_s = None
+        if self._table and self._progress_s is not None:
+            if self._is_complete:
+                builder.add_event("finish", "the progress above the table is complete")
+            builder.setup.values["wall_s"], self._progress_s = self._progress_s, None
         self._table = []
 
 

@@ -441,7 +441,7 @@ class LogReader:
         is_unread = builder.non_step_count == items_before and not builder.has_quoted_lines
         if is_unread and ("oss" in text or "OSS" in text) and not self._read_other_eval(text):
             self._unread_losses += _has_loss(text)
-        if is_unread and builder.has_steps and not (builder.in_traceback or self.trainer.reads_all_saves):
+        if is_unread and self.trainer.has_saves_around_it and builder.has_steps and not builder.in_traceback:
             self._read_other_save(text)
         builder.note_line(text)
         self._setup_at_last_step = self._setup_at_last_step or builder.setup.copy()

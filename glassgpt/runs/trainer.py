@@ -121,7 +121,7 @@ class Trainer:
 
     # --- its checkpoints ---
     logs_checkpoints: bool = False  # each has a line; in other trainers' logs, no such line proves nothing
-    reads_all_saves: bool = False  # its reader knows every line that says that something was saved
+    has_saves_around_it: bool = False  # scripts save with lines of their own
     saves_only_after_eval: bool = False  # but not after one before the first update
     overwrites_checkpoint: bool = False  # one file: the latest, or the best with always_save_checkpoint=False
     resume_command: str = ""

@@ -469,3 +469,20 @@ def test_keras_that_shows_only_epochs_says_so() -> None:
         ["table.epochs"],
         True,
     )
+
+
+def test_megatrons_older_evaluations_and_losses_that_are_left_out() -> None:
+    step = (
+        " iteration {at:8d}/    9000 | elapsed time per iteration (ms): 110.5 | learning rate: 6.3E-06 | "
+        "global batch size:    64 |{loss} loss scale: 1.0 | grad norm: 0.752 |\n"
+    )
+    text = "".join(step.format(at=at, loss=f" lm loss: {7 - at / 500:.6E} |") for at in range(100, 1001, 100))
+    text += " validation loss at iteration 1000 | LM loss: 4.503653E+00 | LM PPL: 9.034661E+01\n"
+    text += step.format(at=1100, loss="")
+    run_log = parse_log(text)
+    assert run_log.steps.iteration.tolist() == list(range(100, 1101, 100))
+    assert math.isnan(run_log.steps.loss[-1])
+    assert [(one.iteration, one.val_loss) for one in run_log.evals] == [(1000, 4.503653)]
+    cut = text[: text.rindex("ad norm")]
+    assert math.isnan(parse_log(cut).steps.loss[-1])
+    assert len(parse_log(text[: text.rindex("global batch")]).steps) == 10

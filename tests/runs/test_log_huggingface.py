@@ -492,3 +492,12 @@ def test_the_progress_above_a_table_says_the_time_of_a_run_that_was_stopped() ->
     text = f"[ 75/318 09:44 < 32:25, 0.12 it/s, Epoch 0.47/2]\n{table}\nKeyboardInterrupt\n"
     facts = parse_facts(text)
     assert (facts.total_s, facts.ended) == (9 * 60 + 44, "interrupted")
+
+
+@pytest.mark.parametrize("has_dict", [True, False])
+def test_the_closing_table_of_an_evaluation(has_dict: bool) -> None:
+    text = "".join(f"{{'loss': {3 - at / 100:.4f}, 'epoch': {at / 60:.2f}}}\n" for at in range(1, 61))
+    text += "{'eval_loss': 1.593149, 'eval_runtime': 2.1, 'epoch': 1.0}\n" * has_dict
+    text += "***** eval metrics *****\n  epoch = 1.0\n  eval_loss        =     1.5931\n  perplexity = 4.9\n"
+    (evaluation,) = parse_log(text).evals
+    assert evaluation.val_loss == pytest.approx(1.5931, abs=1e-4)

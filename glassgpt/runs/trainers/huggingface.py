@@ -46,6 +46,7 @@ _BAR = re.compile(
 _SAVE = re.compile(
     r"(?<!to )\b[Ss]av(?:ing|ed|e)\b.{0,400}?\bcheckpoint-(\d{1,15})\b"
 )  # the model, its tokenizer
+_EVAL_METRIC = re.compile(rf"\s{{0,8}}eval_loss\s{{1,80}}=\s{{1,20}}{NUMBER}\s*$")  # below `eval metrics`
 _BEST = re.compile(r"checkpoint-(\d{1,15})\W{0,3}$")
 # The second is a warning about arguments that were others before.
 _RESUME = re.compile(
@@ -65,6 +66,7 @@ _PROGRESS = re.compile(
 )
 _MAX_SAVES = 10_000
 _ROUNDING_OF_RATE = 0.0005  # the Trainer prints three decimals
+_ROUNDING_OF_METRIC = 0.0001  # of the same one, in a dict before
 _MIN_EPOCHS = 3  # dicts, to number them
 _MIN_COMMON = 3  # values of two dicts that tell that they are one
 _MIN_BAR_S = 10.0  # between two lines, for the difference of whole seconds to be a time
@@ -139,6 +141,11 @@ class TrainerReader:
             builder.start_process(resumed=True)
         elif _BEGIN in line:
             builder.start_process()
+        elif "eval_loss" in line and (match := _EVAL_METRIC.match(line)):
+            self._read_waiting(builder)
+            before = builder.last_val_loss
+            if before is None or abs(parse_number(match[1]) - before) > _ROUNDING_OF_METRIC:
+                builder.add_eval(self._count, parse_number(match[1]))
         elif "***** Running Evaluation *****" in line:
             self._eval_line = builder.line
         elif "arams: " in line or "arameters = " in line:
@@ -553,6 +560,7 @@ TRAINER = Trainer(
     loss_is_interval_mean=True,
     zero_loss_cause=say("hf-trainer.zero_loss_cause"),
     often_finetunes=True,
+    has_saves_around_it=True,
     resume_command="--resume_from_checkpoint",
     resumed_log_note=say("hf-trainer.resumed_log_note"),
     clips_gradients=True,

@@ -141,5 +141,4 @@ TRAINER = Trainer(
     loss_is_interval_mean=True,
     evaluates_same_tokens=True,
     eval_splits=1,
-    reads_all_saves=True,
 )

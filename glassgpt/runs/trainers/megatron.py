@@ -42,7 +42,7 @@ _NEMO = StepLine(
 )  # fmt: skip
 _VALIDATION = re.compile(
     r"\bvalidation (?:loss|results) at (?:the end of training for val data|iteration (\d{1,15})\b)"
-    rf"(?! on test)[^|]{{0,40}}\| (?:lm[ _])?loss value: {NUMBER}"
+    rf"(?! on test)[^|]{{0,40}}\| (?:(?:lm|LM)[ _])?loss(?: value)?: {NUMBER}"
 )
 _SAVED = re.compile(r"\bsuccessfully saved checkpoint (?:from|at) iteration\s{1,12}(\d{1,15})\b")
 # DeepSpeed's, which GPT-NeoX saves with.
@@ -100,11 +100,13 @@ class MegatronReader:
 
     def _read_step(self, iteration: int, planned: int, line: str, builder: RunBuilder) -> bool:
         values = _STEP.values(line)
-        if values.keys().isdisjoint(("ms", "s")) or ("loss" not in values and "nan" not in values):
-            return False  # cut off
-        if not line.endswith("|") and values.keys() < self._names:
+        if "loss" not in values and "loss" in self._names and "| loss scale" in line:
+            values["loss"] = math.nan  # it is printed before the scale, and no number is left out
+        elif not line.endswith("|") and values.keys() < self._names:
             builder.partial_iteration = iteration
             return False  # cut off: its last number may be cut too
+        if values.keys().isdisjoint(("ms", "s")) or ("loss" not in values and "nan" not in values):
+            return False  # cut off
         self._names = set(values)
         if "loss" not in values and values["nan"] > 0:
             values["loss"] = math.nan  # a loss that is no number is left out of the line

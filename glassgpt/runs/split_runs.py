@@ -32,7 +32,6 @@ from glassgpt.i18n import say
 from glassgpt.runs.builder import FAILURE_KINDS
 from glassgpt.runs.curve_statistics import detrended_std
 from glassgpt.runs.log_numbers import clamped_setup
-from glassgpt.runs.metric_series import MetricSeries, of_lines
 from glassgpt.runs.run_log import (
     LogEvent,
     LoggedCheckpoint,
@@ -47,7 +46,6 @@ from glassgpt.runs.trajectory import continues_previous
 
 MAX_RUNS = 200  # of one file: of more, the longest
 _MIN_JUDGED_LINES = 8
-_MIN_COPIED_LINES = 8  # with other losses each
 _COMPARED_LINES = 5  # at most, at each end of a process
 MIN_FALL_NOISES = 3.0  # standard errors: a loss that fell by less may not go back
 
@@ -56,7 +54,7 @@ _Item = TypeVar("_Item", LoggedEvaluation, LoggedCheckpoint)
 
 def split_runs(whole: RunLog, failed_launches: Sequence[FailedLaunch] = ()) -> tuple[RunLog, ...]:
     """In the order of the file. `whole`: all that the builder read, as if it were one run."""
-    whole = _joined(_without_copies(_untangled(whole)))
+    whole = _joined(_untangled(whole))
     count = len(whole.segments)
     starts = [0]
     for segment in range(1, count):
@@ -179,87 +177,6 @@ def _untangled(whole: RunLog) -> RunLog:
         checkpoints=moved(whole.checkpoints),
         segments=tuple(ordered),
     )
-
-
-# --- a run that was pasted twice, the first time while it ran ---
-
-
-def _without_copies(whole: RunLog) -> RunLog:
-    """Without the rows of a segment that the next one has, too, or the one before."""
-    count = len(whole.segments)
-    if count < 2 or whole.is_excerpt or not whole.has_iteration_numbers:
-        return whole
-    rows = np.searchsorted(whole.steps.segment, range(count + 1)).tolist()
-    kept, lines, metrics = [0], 0, list(whole.metrics)
-    for segment in range(1, count):
-        before = kept[-1]
-        lengths = [rows[one + 1] - rows[one] for one in (before, segment)]
-        if _is_copy(whole, before, segment, rows):
-            lines += min(lengths)
-            kept[-1], left_out = (segment, before) if lengths[1] >= lengths[0] else (before, segment)
-            own = whole.steps.line[rows[left_out] : rows[left_out + 1]]
-            metrics = [_without_lines(one, int(own[0]), int(own[-1])) for one in metrics]
-        else:
-            kept.append(segment)
-    if not lines:
-        return whole
-    index = {segment: at for at, segment in enumerate(kept)}
-    taken = np.isin(whole.steps.segment, kept)
-    columns = {name: column[taken] for name, column in whole.steps.columns().items()}
-    columns["segment"] = np.array([index[one] for one in columns["segment"].tolist()], dtype=np.int64)
-
-    def moved(items: Sequence[_Item]) -> tuple[_Item, ...]:
-        return tuple(replace(one, segment=index[one.segment]) for one in items if one.segment in index)
-
-    # The first text begins where the copy that was left out did.
-    segments = [whole.segments[segment] for segment in kept]
-    segments[0] = replace(segments[0], first_line=whole.segments[0].first_line)
-    return replace(
-        whole,
-        steps=Steps(**columns),
-        evals=moved(whole.evals),
-        checkpoints=moved(whole.checkpoints),
-        segments=tuple(segments),
-        metrics=tuple(metrics),
-        notes=(*whole.notes, say("log.pasted_twice", lines=lines)),
-    )
-
-
-def _is_copy(whole: RunLog, before: int, segment: int, rows: list[int]) -> bool:
-    """Whether one has all rows of the other, value for value, and nothing failed between them."""
-    length = min(rows[before + 1] - rows[before], rows[segment + 1] - rows[segment])
-    if length < _MIN_COPIED_LINES:
-        return False
-    ends = whole.segments[before].last_step_line, whole.segments[segment].first_line
-    if any(event.kind in FAILURE_KINDS and ends[0] < event.line <= ends[1] for event in whole.events):
-        return False  # started again with the same seed
-    if any(ends[0] < line <= ends[1] for line in whole.process_start_lines):
-        return False  # by a command or a header, so perhaps, too
-    columns = whole.steps.columns()
-    first, second = (slice(rows[one], rows[one] + length) for one in (before, segment))
-    if _other_values(whole, before, first) != _other_values(whole, segment, second):
-        return False
-    return len(np.unique(whole.steps.loss[first])) >= _MIN_COPIED_LINES and all(
-        np.array_equal(column[first], column[second], equal_nan=column.dtype.kind == "f")
-        for name, column in columns.items()
-        if name not in ("segment", "line")
-    )
-
-
-def _without_lines(series: MetricSeries, first: int, last: int) -> MetricSeries:
-    rows = (series.line < first) | (series.line > last)
-    return replace(series, iteration=series.iteration[rows], line=series.line[rows], value=series.value[rows])
-
-
-def _other_values(whole: RunLog, segment: int, rows: slice) -> list[object]:
-    """Of the lines of these rows: evaluations and metrics."""
-    last, lines = whole.steps.iteration[rows][-1], whole.steps.line[rows]
-    evals = [(one.iteration, one.val_loss) for one in whole.evals if one.segment == segment]
-    series = of_lines(whole.metrics, int(lines[0]), int(lines[-1]))
-    return [
-        [one for one in evals if one[0] is not None and one[0] < last],
-        [(one.name, one.value[one.iteration < last].tolist()) for one in series],
-    ]
 
 
 # --- a count of steps that begins again, in one process ---

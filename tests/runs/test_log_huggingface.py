@@ -501,3 +501,17 @@ def test_the_closing_table_of_an_evaluation(has_dict: bool) -> None:
     text += "***** eval metrics *****\n  epoch = 1.0\n  eval_loss        =     1.5931\n  perplexity = 4.9\n"
     (evaluation,) = parse_log(text).evals
     assert evaluation.val_loss == pytest.approx(1.5931, abs=1e-4)
+
+
+def shown_table(last: int, change: float = 0.0) -> str:
+    rows = "".join(f"{at}\t{3 - at / 100 + change:.6f}\n" for at in range(10, last + 1, 10))
+    return f"[{last}/60 03:21, Epoch 1/1]\nStep\tTraining Loss\n{rows}\n"
+
+
+def test_a_table_that_is_shown_again_is_of_one_run() -> None:
+    """Pasted while it ran, and at the end; or the other way round."""
+    for lasts in ((30, 60), (60, 30), (60, 60)):
+        (run_log,) = parse_logs("".join(map(shown_table, lasts)))
+        assert run_log.steps.iteration.tolist() == [10, 20, 30, 40, 50, 60]
+        assert [note.key for note in run_log.notes] == ["hf-trainer.shown_again"]
+    assert [len(one.steps) for one in parse_logs(shown_table(60) + shown_table(60, 0.1))] == [6, 6]

@@ -347,28 +347,10 @@ def test_warnings_that_every_rank_prints_are_no_launch() -> None:
     assert len(parse_logs(text + steps)) == 1
 
 
-def pasted(rows: int, repeat: int, between: str = "", change: float = 0.0) -> str:
-    step = "step {at}/500, loss: {loss:.4f}\n"
-    first = "".join(step.format(at=10 * at, loss=3 - at / 30) for at in range(1, rows + 1))
-    return first + between + "".join(
-        step.format(at=10 * at, loss=3 - at / 30 + change) for at in range(1, repeat + 1)
-    )  # fmt: skip
-
-
-def test_a_run_that_was_pasted_twice_is_one() -> None:
-    for rows, repeat in ((20, 30), (30, 20), (30, 30)):
-        (run_log,) = parse_logs(pasted(rows, repeat))
-        assert run_log.steps.iteration.tolist() == list(range(10, 301, 10))
-        assert (len(run_log.segments), len(run_log.notes)) == (1, 1)
-    assert len(parse_logs(pasted(20, 30, change=0.001))) == 2
-    crash = "Traceback (most recent call last):\nRuntimeError: CUDA error\n"
-    assert len(parse_logs(pasted(20, 30, crash))) == 2  # again with the same seed
-
-
 def test_a_log_that_begins_within_its_run_says_so() -> None:
     text = "".join(f"step {at}/500, loss: {3 - at / 300:.4f}\n" for at in range(200, 501, 10))
     assert [note.key for note in parse_log(text).notes] == ["log.begins_late"]
-    assert parse_log(pasted(30, 0)).notes == ()
+    assert parse_log(text.replace("step 2", "step ")).notes == ()
     bar = "  0%|  | 0/500 [00:00<?, ?it/s]\n"
     header = "Arguments do not match the ones in the `trainer_state.json` within the checkpoint x: \n"
     dicts = "".join(
@@ -392,15 +374,3 @@ def test_runs_have_the_names_that_lines_before_them_say() -> None:
     assert [run_log.run_name for run_log in run_logs] == ["baseline", "A1_rope", "no_norm"]
     assert [len(run_log.segments) for run_log in run_logs] == [1, 1, 1]
     assert parse_logs(text.split("A1_rope")[0])[0].run_name is None
-
-
-def test_metrics_of_a_run_that_was_pasted_twice_count_once() -> None:
-    step = "step {at}/500, loss: {loss:.4f}, acc: {acc:.3f}\n"
-    first, second = (
-        "".join(step.format(at=at, loss=3 - at / 300, acc=at / 500) for at in range(10, end, 10))
-        for end in (201, 301)
-    )
-    (run_log,) = parse_logs(first + "\n" + second)
-    assert [len(one.value) for one in run_log.own_metrics] == [30]
-    other = second.replace("acc: 0.020", "acc: 0.021")
-    assert len(parse_logs(first + "\n" + other)) == 2

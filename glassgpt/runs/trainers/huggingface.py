@@ -65,6 +65,7 @@ _PROGRESS = re.compile(
     r"\[\s{0,12}(\d{1,12})/(\d{1,12}) ([\d:]{1,12})(?: < [\d:]{1,12})?.{0,40}Epoch ([\d.]{1,12})/(\d{1,9})\]"
 )
 _MAX_SAVES = 10_000
+_SHOWN_AGAIN = say("hf-trainer.shown_again")
 _ROUNDING_OF_RATE = 0.0005  # the Trainer prints three decimals
 _ROUNDING_OF_METRIC = 0.0001  # of the same one, in a dict before
 _MIN_EPOCHS = 3  # dicts, to number them
@@ -103,6 +104,8 @@ class TrainerReader:
         self._tokens: tuple[tuple[int, float], tuple[int, float]] | None = None
         self._table: list[str] = []  # columns of the notebook's table that is being read
         self._is_new_table, self._table_row = False, 0  # no row of it yet; step or epoch of the latest row
+        self._rows: dict[int, str] = {}  # of this run's tables, by their step or epoch
+        self._is_redrawn = False
         self._updates_per_epoch: float | None = None
         # What the run took, by the progress above the table; whether it came to its end.
         self._progress_s: float | None = None
@@ -373,11 +376,19 @@ class TrainerReader:
         loss, val_loss = (_number(row.get(f"{name} Loss", "")) for name in ("Training", "Validation"))
         if loss is None and val_loss is None:
             return False
-        row_number = int(counted)
-        if self._is_new_table and self._count and row_number <= self._table_row:
+        row_number, row_text = int(counted), line.strip()
+        if self._count and row_number <= self._table_row and (self._is_new_table or self._is_redrawn):
+            self._is_redrawn = self._rows.get(row_number) == row_text
+            self._is_new_table = False
+            if self._is_redrawn:  # the same table, shown again or later
+                if _SHOWN_AGAIN not in builder.notes:
+                    builder.notes.append(_SHOWN_AGAIN)
+                return True
             builder.start_process(has_header=False)  # `train` was called again
             builder.setup.values.pop("wall_s", None)
+            self._rows = {}
         self._is_new_table, self._table_row = False, row_number
+        self._rows[row_number] = row_text
         self._count += 1
         if iteration is not None:
             self._iteration_by_count[self._count] = round(iteration)

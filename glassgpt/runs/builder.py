@@ -512,6 +512,12 @@ class RunBuilder:
         return len(self._rows) > 0
 
     @property
+    def has_saves(self) -> bool:
+        return bool(self._checkpoints) or any(
+            isinstance(pending.item, LoggedCheckpoint) for pending in self._pending
+        )
+
+    @property
     def non_step_count(self) -> int:
         """How many evaluations, checkpoints and events there are."""
         return len(self._evals) + len(self._checkpoints) + len(self._pending) + self._event_total
@@ -537,6 +543,11 @@ class RunBuilder:
     def last_mfu(self) -> float:
         """Of the latest step, as printed; NaN where it has none."""
         return self._rows.last("mfu") if len(self._rows) else math.nan
+
+    @property
+    def last_loss(self) -> float:
+        """Of the latest step; NaN where it has none."""
+        return self._rows.last("loss") if len(self._rows) else math.nan
 
     @property
     def last_step_columns(self) -> frozenset[str]:

@@ -21,7 +21,15 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from glassgpt.runs.log_numbers import parse_norm, parse_number
-from glassgpt.runs.metric_columns import OTHER_TIMES, PART_RANK, VAL_WORDS, Role, metric_of, ranked_role
+from glassgpt.runs.metric_columns import (
+    LABELS,
+    OTHER_TIMES,
+    PART_RANK,
+    VAL_WORDS,
+    Role,
+    metric_of,
+    ranked_role,
+)
 
 _MAX_NUMBERS, _MAX_NAME_WORDS, _MAX_LEADING_WORDS = 200, 6, 12
 _CLOCK = r"\d{1,4}:\d{2}(?::\d{2})?(?:\.\d{1,9})?(?![\d:])"
@@ -134,12 +142,15 @@ class Line(NamedTuple):
         """Accuracies, rewards, perplexities, … by their names; in the part of a validation with its name."""
         values: dict[str, float] = {}
         val_loss = next((one for one in self.fields if one.role == "val_loss"), None)
+        labels = [one for one in self.fields if one.is_count and LABELS.fullmatch(one.name)]
+        label = f"{labels[0].name} {labels[0].text} " if labels else ""
         for one in self.fields:
             metric = metric_of(one.name) if one.is_metric else None
             if metric is None:
                 continue
-            is_of_val = val_loss is not None and one.name in values and one.span > val_loss.span
+            is_of_val = val_loss is not None and label + one.name in values and one.span > val_loss.span
             name = f"val {one.name}" if not metric.is_eval and (one.split == "val" or is_of_val) else one.name
+            name = label + name
             value = one.value
             if self.text[one.span[0] - 1 : one.span[0]] == "[" and (
                 listed := _LIST.match(self.text, one.span[0])
@@ -363,9 +374,12 @@ def read_metric_values(text: str) -> dict[str, float]:
     return read_line(text).metrics
 
 
-def read_counted_metrics(text: str) -> dict[str, float]:
-    """Of a line with an epoch or a step and no loss: `Epoch: 43,Valid ACC: 0.453,Valid Bleu 0.482`."""
+def read_counted_metrics(text: str, is_begun: bool = True) -> dict[str, float]:
+    """Of a line with an epoch or a step and no loss: `Epoch: 43,Valid ACC: 0.453,Valid Bleu 0.482`. Before
+    the first step (`is_begun`), of a line of the first epoch."""
     line = read_line(text)
     count = line.of("epoch", "iteration")
-    has_loss = line.of("loss", "val_loss") is not None
-    return line.metrics if count is not None and count.is_count and not has_loss else {}
+    if count is None or not count.is_count or line.of("loss", "val_loss") is not None:
+        return {}
+    is_first = count.role == "epoch" and count.number <= 1 and line.fields[0] == count
+    return line.metrics if is_begun or is_first else {}

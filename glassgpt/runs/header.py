@@ -70,6 +70,16 @@ _OF_ANY_TRAINER: tuple[HeaderLine, ...] = (
     ),
     # `10.79 M parameters` in Karpathy's lecture, `model: 63.91M params | vocab 6400`, `params=3.15M  …`
     ("param", rf"^\W*(?:model:? )?{COUNT} (?:model )?param(?:eter)?s\b", "parameters"),
+    # In any language: `Modèle chargé: 958,950,144 params (step 21000)`. Not of one of several models.
+    (
+        "param",
+        r"(?i)(?<!teacher )(?<!reference )(?<!ref )(?<!reward )(?<!draft )(?<![\w-])"
+        r"(?:(?:model\w{0,2}|modèle|network|transformer|total)(?!\w)|模型|モデル|모델)[^\d:=]{0,30}[:=]\s{0,4}"
+        rf"{COUNT}\s?(?:model )?param(?:eter)?s\b(?! each| per)",
+        "parameters",
+    ),
+    # DeepSpeed's, of all parameters that it has partitioned so far.
+    ("num_elems", rf"finished initializing model - num_params = \d+, num_elems = {COUNT}", "parameters"),
     ("params=", rf"(?:^|[\s;,|])params={COUNT}(?=[\s,|]|$)", "parameters"),
     ("parameters", rf"Number of trainable parameters\s*:\s*{COUNT}", "trainable_parameters"),
     # Hugging Face's: an adapter's alone, where one is trained.
@@ -79,6 +89,13 @@ _OF_ANY_TRAINER: tuple[HeaderLine, ...] = (
         "val_loss",
         rf"(?i:load|resum)\w{{1,3}}\b.{{0,80}}checkpoint.{{0,300}}\bstep\W{{1,3}}\d.{{0,80}}\bval_loss\W{{1,3}}{NUMBER}",
         "resumed_val_loss",
+    ),
+    # Of one of several runs, on a line of its own: `===== Starting run: no_rope =====`.
+    (
+        "tarting ",
+        r"^\W*[Ss]tarting (?:[Rr]un|[Ee]xperiment|[Tt]rial)\s?[:#=-]"
+        r"\s?[\"']?([A-Za-z][\w.+-]{0,60})[\"']?\W*$",
+        "run_name",
     ),
     ("Num Epochs", r"\bNum Epochs = ([\d,]{1,12})", "epochs"),
     # The card, wherever a line before the first step names it.
@@ -132,7 +149,7 @@ _PATTERNS: Sequence[HeaderPattern] = [
     for substring, pattern, field in sorted(
         (*_COMMANDS, *(line for trainer in TRAINERS for line in trainer.header), *_OF_ANY_TRAINER),
         # A process's start first: it discards earlier settings.
-        key=lambda line: line[2] not in ("command", "", "resumed"),
+        key=lambda line: line[2] not in ("command", "", "resumed", "run_name"),
     )
 ]
 _LETTERS = [letters_of(substring) for substring, _, _ in _PATTERNS]
@@ -149,7 +166,7 @@ def read_header(line: str, builder: RunBuilder, patterns: Sequence[HeaderPattern
     """Record what the line says about the run as a whole."""
     for substring, pattern, field in patterns:
         if substring in line and (match := pattern.search(line)):
-            if field not in ("command", "date", "", "resumed"):  # those begin a process
+            if field not in ("command", "date", "", "resumed", "run_name"):  # those begin a process
                 builder.note_start()
             try:
                 _record(field, match[match.lastindex or 0], line, builder)
@@ -180,6 +197,9 @@ def _record(field: str, text: str, line: str, builder: RunBuilder) -> None:
         builder.mark_process_start(PROMPT)
     elif field in ("", "resumed"):
         builder.start_process(resumed=field == "resumed", text=line)
+    elif field == "run_name":
+        builder.start_process(text=line)
+        builder.setup.values[field] = text
     elif field == "date":
         builder.note_date()
     elif field == "start":

@@ -182,8 +182,8 @@ METRIC_NAMES: dict[str, tuple[str, bool | None]] = {
     ),
     "error_rate": ("wer cer per ter error_rate", False),
     "score": (
-        "f1 f1score f1_score bleu bleu_1 bleu_2 bleu_3 bleu_4 rouge rouge_1 rouge_2 rouge_l rougel mrr "
-        "core_metric",
+        "f1 f1score f1_score auc auroc roc_auc bleu bleu_1 bleu_2 bleu_3 bleu_4 rouge rouge_1 rouge_2 rouge_l "
+        "rougel mrr core_metric",
         True,
     ),
     "margin": ("margin margins", True),
@@ -198,6 +198,10 @@ _METRIC_ENDINGS = {
     for ending in endings.split()
 }
 _EVAL_ENDINGS: dict[str, bool | None] = {"score": True, "rate": None}  # of any evaluation, after those above
+# What a line may be about one of: `Epoch 3 | Dataset 01 | ACC 0.52`.
+LABELS = re.compile(
+    r"\b(?:dataset|task|fold|subset|domain|group|client|language|corpus|head)\b", re.IGNORECASE
+)
 _NO_METRIC_WORDS = {"std", "var", "min", "max", "best", "coef", "coeff", "target", "steps", "grad"}
 
 
@@ -239,7 +243,8 @@ def metric_of(name: str) -> Metric | None:
     for count in (2, 1):
         if found := _METRIC_ENDINGS.get("_".join(words[-count:])):
             kind, rank, higher_is_better = found
-            return Metric(kind, 10 * rank + 5 * (not is_eval), higher_is_better, is_eval)
+            is_part = LABELS.match(name) is not None  # a mean over all of them is told first
+            return Metric(kind, 10 * rank + 5 * (not is_eval) + is_part, higher_is_better, is_eval)
     if is_eval and ranked is None and words[-1] in _EVAL_ENDINGS:
         return Metric(words[-1], 10 * len(METRIC_NAMES), _EVAL_ENDINGS[words[-1]], is_eval)
     return None

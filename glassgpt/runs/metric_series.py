@@ -39,8 +39,8 @@ _MAX_MEAN_LOSS = math.log(1_000_000)  # of a guess among the tokens of the large
 
 # A line of nothing but a metric: `HellaSwag accuracy: 3185/10042=0.3172`, `eval done, eval_acc: 0.686`.
 _WORDS = (
-    r"accuracy|acc|perplexity|ppl|wer|cer|bleu|f1|exact[ _]match|correct[ _]rate|reward(?:[ _]score)?|mrr"
-    r"|p@1|pass@1|core metric"
+    r"accuracy|acc|perplexity|ppl|wer|cer|bleu|f1|auc|auroc|exact[ _]match|correct[ _]rate"
+    r"|reward(?:[ _]score)?|mrr|p@1|pass@1|core metric"
 )
 _NUMBER = r"([-+]?\d{1,15}(?:\.\d{1,20})?(?:e[-+]?\d{1,3})?)"
 _PARTS = r"\d{1,12}\s*/\s*\d{1,12}"
@@ -58,7 +58,7 @@ _ANY_WORD = re.compile(_WORDS, re.IGNORECASE)
 # A part of each of these words: most lines have none, and such a search takes a tenth of the time.
 _STEMS = (
     "acc", "perplexity", "ppl", "wer", "cer", "bleu", "f1", "match", "correct", "reward", "mrr", "p@1",
-    "pass@1", "core", "margin", "kl",
+    "pass@1", "core", "margin", "kl", "auc", "auroc",
 )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from glassgpt.errors import UserError
-from glassgpt.i18n import say
+from glassgpt.i18n import make_text, say
 from glassgpt.runs.builder import FAILURE_KINDS, RunBuilder
 from glassgpt.runs.excerpts import merge_excerpts
 from glassgpt.runs.exit_status import event_patterns, read_event
@@ -32,6 +32,7 @@ from glassgpt.runs.metric_series import may_have_metric, read_metric_line
 from glassgpt.runs.notes import complete_from_note, read_note
 from glassgpt.runs.prefixes import strip_prefixes
 from glassgpt.runs.run_log import RunLog, longest_run
+from glassgpt.runs.save_lines import read_save, save_begins
 from glassgpt.runs.setup_builder import SetupBuilder
 from glassgpt.runs.split_runs import split_runs
 from glassgpt.runs.step_form import Columns, StepForm, StepLines, declared_form
@@ -396,6 +397,7 @@ class LogReader:
         self._of_other_ranks: deque[str] = deque(maxlen=_MAX_RANK_LINES)
         self._ends_mid_line = False
         self._has_other_evals = False  # evaluations that are not printed as this trainer does
+        self._has_other_saves = False  # the same, of saves
         self._unread_losses = 0  # lines with a loss that are neither step nor evaluation
         self._setup_at_last_step: SetupBuilder | None = None  # None: nothing has been read since
         self.expect_lines_of(None)
@@ -443,16 +445,16 @@ class LogReader:
         is_unread = builder.non_step_count == items_before and not builder.has_quoted_lines
         if is_unread and ("oss" in text or "OSS" in text) and not self._read_other_eval(text):
             self._unread_losses += _has_loss(text)
+        if is_unread and self.trainer.has_saves_around_it and builder.has_steps and not builder.in_traceback:
+            self._read_other_save(text)
         builder.note_line(text)
         self._setup_at_last_step = self._setup_at_last_step or builder.setup.copy()
         if not read_event(text, builder, self._event_patterns):
             read_header(text, builder, self._header_patterns)
-            if (
-                self._may_have_metrics
-                and may_have_metric(text)
-                and (builder.has_steps or builder.awaits_step)
-            ):
-                builder.add_metrics(read_metric_line(text) or read_counted_metrics(text))
+            if self._may_have_metrics and may_have_metric(text):
+                is_begun = builder.has_steps or builder.awaits_step
+                metrics = read_counted_metrics(text, is_begun)
+                builder.add_metrics(metrics or (read_metric_line(text) if is_begun else {}))
         elif "wall_s" in builder.setup.values:
             self._setup_at_last_step.values["wall_s"] = builder.setup.values["wall_s"]
         return False
@@ -474,6 +476,17 @@ class LogReader:
         self._has_other_evals = True
         self.builder.add_eval(step.number, val_loss.value)
         return True
+
+    def _read_other_save(self, text: str) -> None:
+        """What somebody prints around a trainer, where no save is printed as this trainer does."""
+        builder, lower = self.builder, text.lower()
+        if (builder.has_saves and not self._has_other_saves) or save_begins(lower) is None:
+            return
+        self._has_other_saves = True
+        last = builder.last_iteration
+        if last is not None and builder.iteration_by_count:
+            last = builder.iteration_by_count.get(last, last)
+        read_save(lower, builder, last if last is None else max(last, builder.iterations_done or 0))
 
     def skip(self, line: LogLine) -> None:
         """Count the line, and read nothing from it."""
@@ -544,6 +557,19 @@ class LogReader:
             unread_loss_lines=unread,
             notes=(*built.notes, say("log.unread_losses", count=unread)) if are_many else built.notes,
         )
-        return split_runs(
-            merge_excerpts(run_log) if run_log.is_excerpt else run_log, self.builder.failed_launches
-        )
+        whole = merge_excerpts(run_log) if run_log.is_excerpt else run_log
+        return tuple(map(_with_note_of_begin, split_runs(whole, self.builder.failed_launches)))
+
+
+def _with_note_of_begin(run_log: RunLog) -> RunLog:
+    """Says it where a log begins within its run: with a resume, or because its beginning is elsewhere."""
+    steps, interval = run_log.steps, run_log.log_interval()
+    if interval is None or run_log.is_excerpt or not run_log.has_iteration_numbers:
+        return run_log
+    first = int(steps.iteration[0])
+    if first <= run_log.trainer.first_iteration + 2 * max(1, interval):
+        return run_log
+    if not run_log.segments[0].resumed:
+        return replace(run_log, notes=(*run_log.notes, say("log.begins_late", first=first)))
+    notes = make_text([say("log.begins_resumed", first=first), run_log.trainer.resumed_log_note])
+    return replace(run_log, notes=(*run_log.notes, *notes))

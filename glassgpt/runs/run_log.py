@@ -174,6 +174,7 @@ class LoggedSetup:
     # log_interval, dropout, dtype, device, compile, always_save_checkpoint, dataset, …
     settings: Mapping[str, ConfigValue] = field(default_factory=dict)
     run_dir: str | None = None  # GlassGPT's, as it was then
+    run_name: str | None = None  # of one of several in a log, as a line before it says
     parameters: int | None = None  # as logged, which may be rounded
     parameters_are_claimed: bool = False  # a flag or a text says so, not the trainer
     trained_parameters: int | None = None  # of the optimizer's groups: exact, positions included
@@ -228,7 +229,7 @@ class RunLog:
     val_metric: ValMetric = "loss"
     has_iteration_numbers: bool = True  # False: Steps.iteration only counts the lines
     stage: str | None = None  # "base", "mid", "sft", "rl": of a recipe with several, on different data
-    run_name: str | None = None  # of a tracker, which has several runs in a table or a folder
+    run_name: str | None = None  # of several in a table, a folder or a log
     runs_in_file: int = 1  # this one included; those that failed before their first step, too
     parts: int = 1  # of one process, whose count of steps begins again: this is one of them
     first_line: int = 0  # of the file, that belong to it, from 1; 0: not known

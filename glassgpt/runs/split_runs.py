@@ -415,6 +415,7 @@ def _run_of_segments(whole: RunLog, start: int, end: int, first_lines: list[int]
         segments=tuple(replace(segment, setup=None) for segment in segments),
         setup=whole.setup if setup is None else clamped_setup(setup),
         stage=_stage_of(segments),
+        run_name=whole.run_name or (whole.setup if setup is None else setup).run_name,
         last_step_line=max(segment.last_step_line for segment in segments),
     )
     return _completed(_with_lines(run_log, segments[0].first_line, first_lines))

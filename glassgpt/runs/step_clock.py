@@ -29,6 +29,8 @@ _MAX_SILENCE_S = 6 * 3600.0
 _MAX_UNSTAMPED_SHARE = 0.02  # of the steps, before the first or after the last stamp
 _MAX_STAMPS = 100_000  # kept of one file
 _STAMP = re.compile(r"(\d{4})[-/](\d{2})[-/](\d{2})[T ](\d{2}:\d{2}:\d{2}(?:[.,]\d{1,6})?)")
+_TIME_ALONE = re.compile(r"\[?(\d{2}):([0-5]\d):([0-5]\d(?:[.,]\d{1,6})?)(?![\d:])")  # of the day, or so far
+_DAY_S = 86400.0
 # START TIME: Tue Mar 31 14:09:57 CEST 2026, as `date` prints it
 _MONTHS = "JanFebMarAprMayJunJulAugSepOctNovDec"
 _DATE_COMMAND = re.compile(
@@ -93,16 +95,26 @@ class LineStamps:
         self._lines, self._seconds = array("q"), array("d")
         self._stride, self._passed = 1, 0
         self._latest: tuple[int, float] | None = None
+        self._days = 1  # of times without a date; 0: there are dates, and only these count
 
     def add(self, line: int, clock: str, text: str = "") -> None:
-        """`clock`: as printed before the line; without a date it is left out. `text`: of a line without."""
+        """`clock`: as printed before the line. `text`: of a line without one."""
         if match := _STAMP.search(clock):
             seconds = parse_clock(f"{match[1]}-{match[2]}-{match[3]}T{match[4]}")
         elif match := _DATE_COMMAND.match(text):
             month = _MONTHS.find(match[1]) // 3 + 1
             seconds = parse_clock(f"{match[4]}-{month:02}-{int(match[2]):02}T{match[3]}")
+        elif self._days and (match := _TIME_ALONE.match(clock)):
+            of_day = int(match[1]) * 3600 + int(match[2]) * 60 + float(match[3].replace(",", "."))
+            before = self._latest[1] - self._days * _DAY_S if self._latest else of_day
+            self._days += before - of_day > _DAY_S / 2  # midnight
+            self.add_seconds(line, self._days * _DAY_S + of_day)
+            return
         else:
             return
+        if self._days and self._latest is not None:
+            del self._lines[:], self._seconds[:]
+        self._days = 0
         self.add_seconds(line, seconds)
 
     def add_seconds(self, line: int, seconds: float | None) -> None:

@@ -122,10 +122,12 @@ class Trainer:
 
     # --- its checkpoints ---
     logs_checkpoints: bool = False  # each has a line; in other trainers' logs, no such line proves nothing
+    has_saves_around_it: bool = False  # scripts save with lines of their own
     saves_only_after_eval: bool = False  # but not after one before the first update
     overwrites_checkpoint: bool = False  # one file: the latest, or the best with always_save_checkpoint=False
     resume_command: str = ""
     cannot_resume_advice: Message | None = None
+    resumed_log_note: Message | None = None  # on a log that begins with a resume
     restarts_data_on_resume: bool = False  # a resumed process draws the batches of a fresh one
     data_restart_cause: Message | None = None
     data_restart_advice: Message | None = None  # how a resumed process goes on with new ones

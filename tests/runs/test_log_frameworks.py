@@ -564,10 +564,26 @@ def test_marians_loss_of_a_word(names: tuple[str, str], subtests: pytest.Subtest
         return "".join([*lines[:4], *evals, *lines[4:]])
 
     run_log = parse_log(log(*names, "translation"))
-    assert [(one.iteration, one.val_loss) for one in run_log.evals] == [
-        (400, pytest.approx(math.log(187.458)))
-    ]
+    (one,) = run_log.evals
+    assert (one.iteration, one.val_loss) == (400, pytest.approx(math.log(187.458)))
     assert "ppl-vs-loss" not in {finding.id for finding in explain(run_log).findings}
     run_log = parse_log(log("cross-entropy"))
     assert [(one.iteration, one.val_loss) for one in run_log.evals] == [(400, 130.97)]
     assert "ppl-vs-loss" not in {finding.id for finding in explain(run_log).findings}
+
+
+def test_megatrons_older_evaluations_and_losses_that_are_left_out() -> None:
+    step = (
+        " iteration {at:8d}/    9000 | elapsed time per iteration (ms): 110.5 | learning rate: 6.3E-06 | "
+        "global batch size:    64 |{loss} loss scale: 1.0 | grad norm: 0.752 |\n"
+    )
+    text = "".join(step.format(at=at, loss=f" lm loss: {7 - at / 500:.6E} |") for at in range(100, 1001, 100))
+    text += " validation loss at iteration 1000 | LM loss: 4.503653E+00 | LM PPL: 9.034661E+01\n"
+    text += step.format(at=1100, loss="")
+    run_log = parse_log(text)
+    assert run_log.steps.iteration.tolist() == list(range(100, 1101, 100))
+    assert math.isnan(run_log.steps.loss[-1])
+    assert [(one.iteration, one.val_loss) for one in run_log.evals] == [(1000, 4.503653)]
+    cut = text[: text.rindex("ad norm")]
+    assert math.isnan(parse_log(cut).steps.loss[-1])
+    assert len(parse_log(text[: text.rindex("global batch")]).steps) == 10

@@ -208,7 +208,7 @@ def test_epochs_are_the_iterations_where_nothing_else_is_counted() -> None:
     facts = parse_facts(text)
     assert (facts.iterations_logged, facts.last_iteration, facts.ended) == (5, 5, "finished")
     assert (facts.loss_last, facts.best_val_loss, facts.best_val_step) == (2.5, 2.6, 5)
-    assert facts.steady_ms is None
+    assert facts.steady_ms == 81_500
 
 
 def test_a_line_about_the_epoch_after_its_steps_is_an_evaluation() -> None:

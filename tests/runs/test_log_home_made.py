@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from datetime import datetime, timedelta
 
 import numpy as np
 import pytest
@@ -263,10 +264,7 @@ def test_a_postfix_that_a_bar_repeats_is_one_value() -> None:
         f"Train:  1%|1  | {at}/1000 [00:10<01:00, 9.1it/s, loss={3 - at // 10 / 8:.4f}]" for at in range(90)
     ]
     run_log = parse_log("\n".join([*bars, ""]))
-    assert run_log.steps.iteration.tolist() == [
-        *range(10),
-        *range(10, 90, 10),
-    ]  # the first is no repetition yet
+    assert run_log.steps.iteration.tolist() == list(range(0, 90, 10))
     constant = [f"Train:  1%|1  | {at}/1000 [00:10<01:00, 9.1it/s, loss=0.6931]" for at in range(90)]
     assert len(parse_log("\n".join([*constant, ""])).steps) == 90
 
@@ -298,7 +296,8 @@ def test_a_perplexity_instead_of_a_loss() -> None:
     run_log = parse_log(text)
     assert run_log.steps.iteration.tolist() == list(range(100, 1001, 100))
     assert run_log.steps.loss[0] == pytest.approx(math.log(38))
-    assert [(one.iteration, one.val_loss) for one in run_log.evals] == [(700, pytest.approx(math.log(20)))]
+    (one,) = run_log.evals
+    assert (one.iteration, one.val_loss) == (700, pytest.approx(math.log(20)))
     assert "log.loss_of_perplexity" in {note.key for note in run_log.notes}
 
 
@@ -372,3 +371,140 @@ def test_a_program_whose_bar_moved_may_have_trained() -> None:
 def test_swanlab_says_that_its_experiment_is_over() -> None:
     text = "".join(f"step {at} | loss 2.{at}\n" for at in range(10, 90, 10))
     assert parse_facts(text + "swanlab: Experiment base-lr-0.001 has completed\n").ended == "finished"
+
+
+@pytest.mark.parametrize("extra", ["", " f1: 0.{s}3", " accuracy: 0.{s}8 f1: 0.{s}3"])
+def test_a_classifiers_steps_may_have_an_f1(extra: str) -> None:
+    step = "iter: {s} loss: {loss}" + extra
+    text = "".join(f"{step.format(s=at, loss=round(0.9 - at / 100, 2))}\n" for at in range(1, 10))
+    assert read(text)[:3] == (list(range(1, 10)), [round(0.9 - at / 100, 2) for at in range(1, 10)], [])
+
+
+@pytest.mark.parametrize("score", ["f1: 0.5{s}", "bleu: 2{s}.1", "wer: 0.3{s}"])
+def test_a_line_with_a_score_that_the_steps_do_not_have_is_an_evaluation(score: str) -> None:
+    text = "".join(
+        f"iter: {at} loss: {2 - at / 10:.4f}\n"
+        + (f"iter: {at} loss: {2.1 - at / 10:.4f} {score.format(s=at)}\n" if at % 3 == 0 else "")
+        for at in range(1, 10)
+    )
+    assert read(text)[2] == [(3, 1.8), (6, 1.5), (9, 1.2)]
+
+
+def lines_of_batches(first: int, every: int, is_each: bool) -> tuple[str, list[float]]:
+    """Of two epochs of 30 batches: few with a count, and each, or each third, without one."""
+    text, seen = "", []
+    for epoch, batch in ((epoch, batch) for epoch in (1, 2) for batch in range(first, 30 + first)):
+        loss = round(5 - epoch - batch / 50, 4)
+        if (batch - first) % every == 0:
+            text += f"Epoch {epoch} Batch {batch} Loss {loss}\n"
+        if is_each or batch % 3 == 0:
+            text += f"Epoch {epoch} Loss {loss}\nTime taken for 1 epoch: {batch + 0.5} secs\n"
+            text += f"Saving checkpoint for epoch {epoch} at ./train/ckpt-{30 * epoch + batch}\n"
+        seen.append(loss)
+    return text, seen
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_lines_without_a_count_may_be_all_batches(first: int) -> None:
+    text, expected = lines_of_batches(first, every=20, is_each=True)
+    assert read(text)[:2] == (list(range(first, 60 + first)), expected)
+    assert len(parse_log(text).checkpoints) == 60
+
+
+def test_lines_without_a_count_that_are_not_all_batches_are_left() -> None:
+    text, _ = lines_of_batches(0, every=10, is_each=False)
+    assert read(text)[0] == [0, 10, 20, 21, 31, 41]  # an epoch may be longer than its last line says
+
+
+def test_saves_in_other_words() -> None:
+    lines = {
+        "12:00:05  New best (by auc) at epoch 3  →  best_model.pkl": 1,
+        "New best at epoch 3": 0,
+        "Finished in 3.1s. Saved to models/ and output/": 1,
+        "save weights to out/last/": 1,
+        "Saved to output/": 0,
+        "Training history saved to checkpoints/history.pkl": 0,
+        "    torch.save(state, 'last.pt')": 0,
+    }
+    steps = "".join(f"step {at} loss {3 - at / 10:.4f}\n" for at in range(1, 10))
+    wrong = {
+        line: found for line, count in lines.items()
+        if (found := len(parse_log(f"{steps}{line}\n").checkpoints)) != count
+    }  # fmt: skip
+    assert wrong == {}
+
+
+def bar(at: int, seconds: float, loss: float | None, total: int = 60) -> str:
+    clock = f"{int(seconds) // 60:02d}:{int(seconds) % 60:02d}"
+    postfix = "" if loss is None else f", loss {loss:.4f}"
+    return f"SFT:  {100 * at // total:2d}%|██        | {at}/{total} [{clock}<01:00,  9.99s/it{postfix}]"
+
+
+def test_a_bar_that_is_drawn_anew_has_a_new_loss_and_the_time() -> None:
+    """Its rate is a moving average: here 9.99 s, where steps take 3 s, and 6 s from the 40th on."""
+    values = [3.0, 2.0, 1.0, 1.0, 0.5, 0.5]  # one of them may come twice
+    parts, seconds = [bar(0, 0, None)], 0.0
+    for at in range(1, 61):
+        seconds += 6 if at > 40 else 3
+        parts.append(bar(at, seconds, values[at // 10 - 1] if at > 9 and at % 10 else None if at < 11 else
+                         values[at // 10 - 2]))  # fmt: skip
+        if at % 10 == 0:
+            parts.append(bar(at, seconds, values[at // 10 - 1], 60 + (at == 60)))
+    run_log = parse_log("\n".join(parts) + "\n")
+    assert run_log.steps.iteration.tolist() == [10, 20, 30, 40, 50, 60]
+    assert run_log.steps.loss.tolist() == values
+    assert run_log.steps.ms[1:].tolist() == [3000.0] * 3 + [6000.0] * 2
+    assert run_log.setup.wall_s == seconds == 240
+
+
+def test_a_bar_of_each_epoch_has_no_total_time() -> None:
+    text = "".join(
+        bar(at, 3 * at, 5 - epoch - at / 100).replace("SFT:", f"[Epoch {epoch}/2] train") + "\n"
+        for epoch in (1, 2)
+        for at in range(1, 61)
+    )
+    run_log = parse_log(text)
+    assert (len(run_log.steps), run_log.steps.iteration[-1], run_log.setup.wall_s) == (120, 120, None)
+
+
+@pytest.mark.parametrize(
+    ("line", "is_eval"),
+    [
+        (">> validation: {v} | best 2.9 | saved to ckpt_{s}.pt", True),
+        ("  validation {v}", True),
+        ("validation: 0.{s}", False),  # an accuracy
+        ("validation: 4{s}.5", False),
+        ("validation: {v}%", False),
+        ("val size: {v}", False),
+        ("val batches {v}", False),
+    ],
+)
+def test_a_number_of_a_split_near_the_loss_is_a_loss(line: str, is_eval: bool) -> None:
+    text = "".join(f"step {at} | loss {3.4 - at / 100}\n{line.format(v=3.5 - at / 100, s=at)}\n"
+                   for at in range(10, 60, 10))  # fmt: skip
+    evals = [(at, round(3.5 - at / 100, 4)) for at in range(10, 60, 10)] if is_eval else []
+    assert read(text)[2] == evals
+    assert len(parse_log(text).checkpoints) == 5 * ("saved" in line)
+
+
+@pytest.mark.parametrize(
+    ("time", "ms"),
+    [(" - time: 61.{e}s", 61_000), (" - time: 61{e}00ms", 61_000), ("", None), (" - 12ms/it", None)],
+)
+def test_the_time_of_an_epoch(time: str, ms: float | None) -> None:
+    line = "Epoch {e:02d}/30 - train loss: 2.{e} - valid loss: 3.{e}" + time
+    steps = parse_log("".join(f"{line.format(e=at)}\n" for at in range(1, 8))).steps
+    assert math.isnan(steps.ms[1]) if ms is None else 0 <= steps.ms[1] - ms < 1000
+
+
+def test_the_time_of_an_epoch_that_is_the_time_so_far() -> None:
+    text = "".join(f"Epoch {at} | loss 2.{90 - at} | time: {10.5 * at:.1f}s\n" for at in range(1, 20))
+    assert parse_log(text).steps.ms[1:].tolist() == pytest.approx([10_500.0] * 18)
+
+
+def test_times_of_the_day_without_a_date_are_a_clock() -> None:
+    """Over midnight, too."""
+    begin = datetime(2026, 1, 1, 23, 58)
+    stamps = [f"{begin + timedelta(seconds=11 * at):%H:%M:%S}" for at in range(1, 20)]
+    lines = [f"{stamp}  Epoch {at:03d} | loss {3 - at / 50:.4f}\n" for at, stamp in enumerate(stamps, 1)]
+    assert Analysis(parse_log("".join(lines))).facts.stamped_s == 11 * 18

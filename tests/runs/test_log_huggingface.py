@@ -273,13 +273,14 @@ def test_a_table_of_epochs() -> None:
     assert (facts.iterations_logged, facts.last_iteration, facts.best_val_loss) == (3, None, 2.1)
 
 
-def test_unsloths_banner() -> None:
+@pytest.mark.parametrize("joint", ["/", " of "])
+def test_unsloths_banner(joint: str) -> None:
     text = (
         "==((====))==  Unsloth - 2x faster free finetuning | Num GPUs used = 2\n"
         "   \\\\   /|    Num examples = 9,999 | Num Epochs = 2 | Total steps = 5,000\n"
         "O^O/ \\_/ \\    Batch size per device = 4 | Gradient accumulation steps = 3\n"
         "\\        /    Data Parallel GPUs = 2 | Total batch size (4 x 3 x 2) = 24\n"
-        ' "-____-"     Trainable parameters = 57,016,320/6,852,203,520 (0.83% trained)\n'
+        f' "-____-"     Trainable parameters = 57,016,320{joint}6,852,203,520 (0.83% trained)\n'
     )
     run_log = parse_log(text + LOSS * 3)
     assert (run_log.setup.planned_iterations, run_log.setup.parameters) == (5000, 6_852_203_520)
@@ -469,3 +470,48 @@ def test_the_table_of_a_model_card() -> None:
     )
     assert [one.iteration for one in run_log.evals] == [500, 1000, 1500, 2000, 2500]
     assert run_log.steps.loss[1:].tolist() == [3.8, 3.7, 3.6, 3.5]
+
+
+def test_saves_in_other_words() -> None:
+    """Of a callback, with a number; of the script, after the end. A tokenizer is no model."""
+    bar = " 10%|# | {at}/90 [00:10<01:00,  1.00it/s]\n"
+    text = bar.format(at=0) + "".join(
+        f"{{'loss': 2.5, 'epoch': {at / 10}}}\n{bar.format(at=at)}" for at in range(1, 90)
+    )
+    after = "Tokenizer saved to ./out/tokenizer\nDone. Model saved to ./out\n"
+    facts = parse_facts(text + after)
+    assert facts.checkpoint_steps == [89]
+    saved = bar.format(at=30)
+    facts = parse_facts(text.replace(saved, f"{saved}save models to out/checkpoint-30 \n"))
+    assert facts.checkpoint_steps == [30]
+    assert parse_facts(text).checkpoint_steps is None
+
+
+def test_the_progress_above_a_table_says_the_time_of_a_run_that_was_stopped() -> None:
+    table = "Step\tTraining Loss\n" + "".join(f"{at}\t{3 - at / 100:.6f}\n" for at in range(10, 71, 10))
+    text = f"[ 75/318 09:44 < 32:25, 0.12 it/s, Epoch 0.47/2]\n{table}\nKeyboardInterrupt\n"
+    facts = parse_facts(text)
+    assert (facts.total_s, facts.ended) == (9 * 60 + 44, "interrupted")
+
+
+@pytest.mark.parametrize("has_dict", [True, False])
+def test_the_closing_table_of_an_evaluation(has_dict: bool) -> None:
+    text = "".join(f"{{'loss': {3 - at / 100:.4f}, 'epoch': {at / 60:.2f}}}\n" for at in range(1, 61))
+    text += "{'eval_loss': 1.593149, 'eval_runtime': 2.1, 'epoch': 1.0}\n" * has_dict
+    text += "***** eval metrics *****\n  epoch = 1.0\n  eval_loss        =     1.5931\n  perplexity = 4.9\n"
+    (evaluation,) = parse_log(text).evals
+    assert evaluation.val_loss == pytest.approx(1.5931, abs=1e-4)
+
+
+def shown_table(last: int, change: float = 0.0) -> str:
+    rows = "".join(f"{at}\t{3 - at / 100 + change:.6f}\n" for at in range(10, last + 1, 10))
+    return f"[{last}/60 03:21, Epoch 1/1]\nStep\tTraining Loss\n{rows}\n"
+
+
+def test_a_table_that_is_shown_again_is_of_one_run() -> None:
+    """Pasted while it ran, and at the end; or the other way round."""
+    for lasts in ((30, 60), (60, 30), (60, 60)):
+        (run_log,) = parse_logs("".join(map(shown_table, lasts)))
+        assert run_log.steps.iteration.tolist() == [10, 20, 30, 40, 50, 60]
+        assert [note.key for note in run_log.notes] == ["hf-trainer.shown_again"]
+    assert [len(one.steps) for one in parse_logs(shown_table(60) + shown_table(60, 0.1))] == [6, 6]

@@ -279,3 +279,17 @@ def test_a_perplexity_of_unknown_data_is_not_told_beside_evaluations() -> None:
     assert told("train_ppl", on_the_line=False) == ["train_ppl"]
     assert told("ppl", on_the_line=True) == ["ppl"]
     assert told("ppl", on_the_line=False, evaluated=False) == ["ppl"]
+
+
+def test_values_of_several_datasets_are_several_series() -> None:
+    text = ""
+    for epoch in range(1, 20):
+        for at in (0, 1):
+            text += f"[all] Epoch {epoch:03d} | Dataset {at:02d} | ACC {at / 2 + epoch / 100:.3f}\n"
+        text += f"Epoch {epoch:03d} | Avg Loss {9 - epoch / 10:.4f} | Mean ACC {0.25 + epoch / 100:.4f}\n"
+    run_log = parse_log(text)
+    ends = {one.name: (one.value[0], one.value[-1], len(one.value)) for one in run_log.metrics}
+    assert ends == {
+        "Dataset 00 ACC": (0.01, 0.19, 19), "Dataset 01 ACC": (0.51, 0.69, 19), "Mean ACC": (0.26, 0.44, 19),
+    }  # fmt: skip
+    assert [one.name for one in run_log.metric_courses] == ["Mean ACC"]

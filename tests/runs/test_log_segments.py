@@ -345,3 +345,32 @@ def test_warnings_that_every_rank_prints_are_no_launch() -> None:
     text = "FutureWarning: old\nTraceback (most recent call last):\nValueError: no\nFutureWarning: old\n"
     steps = "".join(f"step {at} | loss {3 - at / 1000:.4f}\n" for at in range(50, 1001, 50))
     assert len(parse_logs(text + steps)) == 1
+
+
+def test_a_log_that_begins_within_its_run_says_so() -> None:
+    text = "".join(f"step {at}/500, loss: {3 - at / 300:.4f}\n" for at in range(200, 501, 10))
+    assert [note.key for note in parse_log(text).notes] == ["log.begins_late"]
+    assert parse_log(text.replace("step 2", "step ")).notes == ()
+    bar = "  0%|  | 0/500 [00:00<?, ?it/s]\n"
+    header = "Arguments do not match the ones in the `trainer_state.json` within the checkpoint x: \n"
+    dicts = "".join(
+        f"{{'loss': {3 - at / 300:.4f}, 'epoch': {at / 250}}}\n 50%|# | {at}/500 [00:30<00:20,  9.00it/s]\n"
+        for at in range(260, 501, 10)
+    )
+    run_log = parse_log(header + bar + dicts)
+    assert [note.key for note in run_log.notes] == ["log.begins_resumed", "hf-trainer.resumed_log_note"]
+    assert run_log.segments[0].resumed
+
+
+def test_runs_have_the_names_that_lines_before_them_say() -> None:
+    text = "".join(
+        f"{'=' * 20}\nStarting Run: {name}\n{'=' * 20}\nnumber of parameters: 10.65M\n"
+        + "".join(
+            f"iter {at}: loss {4 - at / 100:.4f}, time 10.00ms, mfu 1.00%\n" for at in range(0, 101, 10)
+        )
+        for name in ("baseline", "A1_rope", "no_norm")
+    )
+    run_logs = parse_logs(text)
+    assert [run_log.run_name for run_log in run_logs] == ["baseline", "A1_rope", "no_norm"]
+    assert [len(run_log.segments) for run_log in run_logs] == [1, 1, 1]
+    assert parse_logs(text.split("A1_rope")[0])[0].run_name is None

@@ -31,10 +31,11 @@ from glassgpt.i18n import say
 from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.exit_status import spent_seconds
 from glassgpt.runs.fields import SPLITS, Field, Line, read_line, step_values
-from glassgpt.runs.log_numbers import MAX_COUNT, parse_ms
+from glassgpt.runs.log_numbers import MAX_COUNT, parse_number
 from glassgpt.runs.metric_columns import PART_RANK, metric_of
 from glassgpt.runs.prefixes import clock_us
-from glassgpt.runs.step_clock import StepClock, parse_clock
+from glassgpt.runs.save_lines import read_save, save_begins
+from glassgpt.runs.step_clock import StepClock, bar_seconds, parse_clock
 from glassgpt.runs.step_form import StepForm
 from glassgpt.runs.step_line import add_values
 from glassgpt.runs.trainer import Trainer
@@ -45,21 +46,6 @@ _EPOCH_END = re.compile(
     r"\bend[- _]of[- _]epoch\W{0,4}(\d{1,9})\b|\bepoch\W{1,4}(\d{1,9})(?:\s*/\s*\d{1,9})?\W{1,4}"
     r"(?:is |was )?(?:done|complete|completed|finished|ended|over)\b"
 )
-_SAVED = re.compile(
-    r"\b(?:saved|saving|wrote|writing) (?:\w{1,20} ){0,2}(?:checkpoint|model|weights|ckpt)s?\b"
-    r"(?! card| config)"
-    r"|\b(?:checkpoint|model|module|weights|new best)s?\W{1,4}(?:was |is )?"
-    r"(?:saved|sauvegardée?s?|gespeichert|guardado|salvo)\b"
-    r"|(?<!to )\bsave (?:\w{1,20} ){0,2}(?:checkpoint|model)s? (?:for|at|after) (?:epoch|step|iter)"
-    r"|^(?:.{0,60} )?checkpoint \w{1,12} (?:after|at) (?:step|iter|iteration) \d"
-    # A file of weights, in any words.
-    r"|\b(?:sav(?:ed|ing|e)|wrote|writing|sauvegard\w{1,4}|gespeichert|guardad[ao]|guardando|salv(?:o|ando|ato))\b"
-    r".{0,200}\.(?:pth?|ckpt|safetensors|h5|keras|npz)\b|(?:保存|저장).{0,200}\.(?:pth?|ckpt|safetensors)\b"
-)
-_SOURCE = re.compile(r"\(r?f[\"'][^\"']{0,200}\{[A-Za-z_]")  # code that prints such a line
-_SAVE_WORDS = ("sav", "writ", "wrote", "checkpoint", "auvegard", "speicher", "guard", "salv", "保存", "저장")
-_SAVE_TIME = re.compile(r"\b(?:in|took) (\d{1,6}(?:\.\d{1,9})?)\s?(ms|s)(?:ec(?:ond)?s?)?\b")
-_SAVED_AT = re.compile(r"(?:step|iter|ckpt|checkpoint|epoch|model)s?[_-](\d{1,12})(?!\d|\.\d|/)")  # in a path
 _END = re.compile(
     r"^\W*(?:info [\d: -]{10,30})?(?:[\w.]{1,40}\.py:\d{1,6} )?"
     r"(?:end of training|(?:training|fine-?tuning) (?:is |has )?(?:completed?|finished|done)"
@@ -87,6 +73,7 @@ _MAX_TITLE_WORDS = 6
 _NOT_LOSSES = re.compile(r"\b(?:acc|accuracy|err|error|f1|auc|iou|r2|mae|size|samples|examples|batches)\b|%")
 _OF_VALIDATION = frozenset({"score", "error_rate"})  # a line with BLEU, say
 _GLOBAL = re.compile(r"global[ _]step|num_updates", re.IGNORECASE)  # of the run, whatever else is counted
+_MAX_LOSS_RATIO = 1.5  # of a number after `validation:` and the training loss, for it to be a loss
 _MIN_SUMMED_LOSS = 2.0  # over ln(perplexity): such a loss is a sum over tokens
 _EPOCH_OVER_BATCH = re.compile(r"\b(TRAIN|CV) Batch (\d{1,9})/(\d{1,9})(?= loss )")  # as WeNet prints them
 _OF_BATCHES = re.compile(r"\b(\d{1,9})epoch:(train|valid):\d{1,9}-(\d{1,9})batch: ")  # as ESPnet does
@@ -97,7 +84,13 @@ _BATCH = re.compile(r"\bglobal[ _]batch[ _]size\b\W{1,8}(\d{1,9})\b", re.IGNOREC
 _LINES_PER_FORM, _MAX_PATTERNS = 32, 64
 _MAX_STAMP_ERROR_S = 1.0  # of two stamps in whole seconds
 _TIME_OF_DAY = re.compile(r"\b\d{2}:\d{2}:\d{2}(?:\.\d{1,9})?")
+_BAR_CLOCK = re.compile(
+    r"%\|[^|]{0,300}\|\s*(\d{1,12})/(\d{1,12}) "
+    r"\[([\d:]{4,12})<[\d:?]{1,12}(?:, {0,2}([\d.]{1,12})(?:s/it|it/s))?"
+)
+_MIN_BAR_S = 10.0  # between two lines, for the difference of whole seconds to be a time
 _MIN_POSTFIX_DECIMALS, _MAX_POSTFIX_REPEATS = 3, 200
+_MIN_UNCOUNTED, _MAX_UNCOUNTED = 3, 100_000  # lines without a count, before one with it
 _MIN_INTERVALS = 3  # so many times of intervals: all are
 _STAMP = ".000"  # how exactly a line's prefix says the time
 
@@ -111,6 +104,27 @@ class _Epoch(NamedTuple):
     val_loss: Field | None
     line: Line
     at: int  # its number in the file
+
+
+class _Uncounted(NamedTuple):
+    """A line of an epoch that says no batch, after one that does."""
+
+    epoch: Field
+    loss: Field
+    line: Line
+    at: int  # its number in the file
+    clock: str
+
+
+class _BarStep(NamedTuple):
+    """A line of a progress bar."""
+
+    iteration: int
+    step: Field | None
+    loss: Field
+    line: Line
+    at: int  # its number in the file
+    is_batch: bool  # it counts within an epoch
 
 
 class GenericReader:
@@ -140,13 +154,22 @@ class GenericReader:
         self._loss_name: str | None = None  # of those that are not the loss, the one that is taken
         self._has_perplexities = False  # steps with a perplexity instead of a loss
         self._has_named_steps = False  # steps whose loss is called so, not just `train`
+        self._val_is_alone = False  # evaluations do not call their loss so
         self._gap: int | None = None  # between the steps of two lines, as they say it
         self._names_nothing = False  # makemore's steps: `  10000/ 200000: 2.0322`
         self._latest_clock_s: float | None = None  # of the latest step, where its line says a time too
         self._intervals = 0  # lines whose time was that since the line before, by their stamps
+        self._steps_have_f1 = False
         self._count = 0  # of lines that count no updates: samples, or epochs several times
+        self._uncounted: list[_Uncounted] = []  # of this epoch, until a count shows what they are
+        self._are_batches = False  # these lines: one each
+        self._counted_lines = 0, 0  # that are batches: their epoch, how many so far
         self._count_line = ""  # the line before, where it has a count and no loss
         self._bar_loss, self._bar_repeats, self._bar_changes = "", 0, 0  # of a progress bar's lines
+        self._bar_at: int | None = None  # its latest iteration
+        self._bar_held: list[_BarStep] = []  # that repeat the first loss
+        self._bar_counts_run = False
+        self._bar_clock: tuple[int, float] | None = None  # its latest iteration with a new loss, and seconds
 
     # --- what a line is ---
 
@@ -163,7 +186,7 @@ class GenericReader:
         if loss is None and val_loss is None:
             return self._read_words(line, lower, builder)
         first = min(one.span[0] for one in (loss, val_loss, line.of("iteration")) if one is not None)
-        if "sav" in lower and (match := _SAVED.search(lower)) and match.start() < first:
+        if (begin := save_begins(lower)) is not None and begin < first:
             self._read_save(line, lower, builder)  # the loss is that of the weights; a step's comes before
             return False
         if _EARLIER.search(lower, 0, first):
@@ -174,7 +197,10 @@ class GenericReader:
             builder.add_event("finish", text)
             return False
         if loss is None:
-            return val_loss is not None and self._read_eval(line, lower, val_loss, builder)
+            is_eval = val_loss is not None and self._read_eval(line, lower, val_loss, builder)
+            if begin is not None:
+                self._read_save(line, lower, builder)  # of these weights: `val loss 2.1, saved to best.pt`
+            return is_eval
         if val_loss is not None and _AT_START.match(lower):
             self._add_eval(0, val_loss, builder, loss)
             return True
@@ -187,8 +213,9 @@ class GenericReader:
             loss, val_loss = self._unnamed_losses(line, builder)
             return loss if loss or val_loss else self._log_perplexity(line, builder), val_loss
         if not any(one.split for one in found):
-            kinds = {metric.kind for one in line.fields if one.is_metric and (metric := metric_of(one.name))}
-            split = "val" if kinds & _OF_VALIDATION else self._section if line.of("iteration") is None else ""
+            split = self._section if line.of("iteration") is None else ""
+            if self._has_score_of_validation(line, builder):
+                split = "val"
             if split in ("val", "test"):
                 found = [one._replace(role="val_loss", split=split) for one in found]
         plain = [one for one in found if one.rank < PART_RANK]
@@ -204,6 +231,18 @@ class GenericReader:
         parts = [one for one in found if one.rank >= PART_RANK]
         val_loss = val_loss or next((one for one in parts if one.role == "val_loss"), None)
         return self._other_loss(line, [one for one in parts if one.role == "loss"], builder), val_loss
+
+    def _has_score_of_validation(self, line: Line, builder: RunBuilder) -> bool:
+        """Of generated text, which no training step has: BLEU, a word error rate. An F1 or an AUC is one of a
+        validation only where the steps before have none: a classifier may print it at each."""
+        scores = [
+            one.name.lower().endswith(("f1", "auc", "auroc"))
+            for one in line.fields
+            if one.is_metric and (metric := metric_of(one.name)) and metric.kind in _OF_VALIDATION
+        ]
+        if scores and all(scores):
+            self._steps_have_f1 = self._steps_have_f1 or not (builder.has_steps or builder.holds_step)
+        return bool(scores) and not (self._steps_have_f1 and all(scores))
 
     def _unnamed_losses(self, line: Line, builder: RunBuilder) -> tuple[Field | None, Field | None]:
         """That are called by their split alone: `Epoch 5 -- train: 0.52  val: 0.60`. makemore's steps are not
@@ -222,9 +261,19 @@ class GenericReader:
         }
         train_loss, val_loss = named.get("train"), named.get("val") or named.get("test")
         is_alone = self._names_nothing and len(line.words) == 1
-        if _NOT_LOSSES.search(line.text.lower()) or not (is_alone or (train_loss and val_loss)):
+        if _NOT_LOSSES.search(line.text.lower()):
             return None, None
-        return train_loss, val_loss
+        if val_loss is not None and train_loss is None and not is_alone:
+            is_alone = self._is_val_loss(val_loss, builder)
+        return (train_loss, val_loss) if is_alone or (train_loss and val_loss) else (None, None)
+
+    def _is_val_loss(self, alone: Field, builder: RunBuilder) -> bool:
+        """`>> validation: 3.966 | best 3.966` after steps with a loss near that. An accuracy is not above 1,
+        and a percentage far from the loss."""
+        near = 1 / _MAX_LOSS_RATIO < alone.value / (builder.last_loss or math.nan) < _MAX_LOSS_RATIO
+        is_first = self._has_named_steps and not self._has_val_loss and near and alone.value > 1
+        self._val_is_alone = self._val_is_alone or is_first
+        return self._val_is_alone
 
     def _log_perplexity(self, line: Line, builder: RunBuilder) -> Field | None:
         """Of a step that has a perplexity instead of a loss: `Epoch  2,  50/725; acc: 4; ppl: 22.37`."""
@@ -260,15 +309,15 @@ class GenericReader:
 
     def _read_words(self, line: Line, lower: str, builder: RunBuilder) -> bool:
         """A line without a loss: a save, the end, a title, or a perplexity."""
-        if _END.match(lower) or self._ends_last_epoch(lower):
+        is_end = _END.match(lower) or self._ends_last_epoch(lower)
+        if is_end:
             self.close(builder)
             builder.add_event("finish", line.text)
             if (wall_s := spent_seconds(line.text)) is not None and builder.has_steps:
                 builder.setup.values["wall_s"] = wall_s
-        elif any(word in lower for word in _SAVE_WORDS) and _SAVED.search(lower):
-            if not _SOURCE.search(line.text):
-                self._read_save(line, lower, builder)
-        elif self._read_title(line):
+        if save_begins(lower) is not None:
+            self._read_save(line, lower, builder)
+        elif is_end or self._read_title(line):
             return False
         else:
             count = line.of("iteration", "batch")
@@ -332,6 +381,10 @@ class GenericReader:
             elif val_loss is not None:
                 self._last_of_epoch(line.text.lower(), builder)
                 self._add_eval_of_line(val_loss, loss, line, builder)
+            elif epoch.number == self._epoch or self._are_batches:
+                self._read_uncounted_batch(
+                    _Uncounted(epoch, loss, line, builder.line, builder.clock), builder
+                )
             self._note_epoch(line)
             return True
         if title is not None and title.role == "iteration":
@@ -358,6 +411,37 @@ class GenericReader:
         builder.add_step(self._count, loss.value)
         return True
 
+    def _read_uncounted_batch(self, one: _Uncounted, builder: RunBuilder) -> None:
+        """Lines that count batches may be few, and those without a count one for each batch. The first of
+        them wait until a count equals their number."""
+        if not self._are_batches:
+            self._uncounted.append(one)
+            del self._uncounted[_MAX_UNCOUNTED:]
+            return
+        epoch, count = self._counted_lines
+        self._counted_lines = one.epoch.number, count * (epoch == one.epoch.number) + 1
+        number = self._first_batch - 1 + self._counted_lines[1]
+        place = one.epoch.span[1]
+        batch = one.epoch._replace(
+            name="batch", role="batch", text=str(number), span=(place, place), total=str(self._batches or "")
+        )
+        now = builder.line, builder.clock
+        builder.line, builder.clock = one.at, one.clock
+        self._read_step_line(one.line, one.loss, None, one.epoch, batch, builder)
+        builder.line, builder.clock = now
+
+    def _compare_counts(self, epoch: int, count: int, builder: RunBuilder) -> None:
+        """At a line with a count: are the lines before it, which have none, the batches up to it?"""
+        if not builder.has_steps:
+            self._first_batch = min(count, 1)
+        waiting, self._uncounted = self._uncounted, []
+        passed = count - self._first_batch
+        if self._are_batches or epoch != self._epoch or not passed >= _MIN_UNCOUNTED <= len(waiting):
+            return
+        self._are_batches = abs(len(waiting) - passed) <= 1
+        for one in waiting if self._are_batches else ():
+            self._read_uncounted_batch(one, builder)
+
     def _read_step_line(
         self,
         line: Line,
@@ -370,6 +454,9 @@ class GenericReader:
         """Whether the line has a count: then its step is added."""
         if step is not None and step.unit in _SCALES:
             return self._read_rounded(step, loss, line, builder)
+        counted = step if step is not None and step.is_count else batch
+        if epoch is not None and counted is not None and counted.is_count:
+            self._compare_counts(epoch.number, counted.number, builder)
         if step is not None and step.is_count:
             if _GLOBAL.fullmatch(step.name):
                 others = [
@@ -481,13 +568,21 @@ class GenericReader:
         line: Line,
         builder: RunBuilder,
         is_batch: bool = False,
+        is_new: bool = True,
     ) -> None:
-        """`step`: where the line says the iteration, if a form can be learned from it."""
-        if "%|" in line.text and self._repeats_postfix(loss):
+        """`step`: where the line says the iteration, if a form can be learned from it. `is_new`: the line has
+        not waited."""
+        is_bar = "%|" in line.text
+        held = _BarStep(iteration, step, loss, line, builder.line, is_batch)
+        bar = _BAR_CLOCK.search(line.text) if is_bar else None
+        bar_s = None if bar is None else self._read_bar_clock(bar, iteration, builder)
+        if is_bar and is_new and self._repeats_postfix(held, builder):
             builder.iterations_done = iteration
             return
         values = step_values(line, is_batch)
         columns = {name: found.value for name, found in values.items()}
+        if bar is not None and bar_s is not None and bar[4] is not None:
+            self._use_bar_clock(iteration, bar_s, parse_number(bar[4]), columns, builder)
         if columns.get("ms") == 0:  # minGPT's first iteration: not measured
             del columns["ms"]
         elapsed_s, shown = columns.pop("elapsed_s", None), ""
@@ -512,6 +607,8 @@ class GenericReader:
         can_be_learned = (
             step is not None
             and step.text.isdecimal()
+            and step.span[0] < step.span[1]
+            and not is_bar
             and all(found.is_number for found in values.values())
             and (elapsed_s is None or shown != _STAMP)
             and not self._intervals
@@ -528,13 +625,62 @@ class GenericReader:
                     {*self._patterns, form.pattern} if len(self._patterns) < _MAX_PATTERNS else set()
                 )
 
-    def _repeats_postfix(self, loss: Field) -> bool:
-        """A bar moves at each step; a loop that sets its postfix rarely shows the same loss till then."""
-        is_same = loss.text == self._bar_loss and len(loss.text.partition(".")[2]) >= _MIN_POSTFIX_DECIMALS
-        self._bar_loss, self._bar_repeats = loss.text, self._bar_repeats + 1 if is_same else 0
+    def _repeats_postfix(self, held: _BarStep, builder: RunBuilder) -> bool:
+        """A bar moves at each step; a loop that sets its postfix rarely shows the same loss till then. It is
+        drawn anew where it does not move. Lines that repeat the first loss wait for another one: a loss that
+        stays from the start, or for good, is what the training does."""
+        loss, bar = held.loss.text, _BAR_CLOCK.search(held.line.text)
+        is_same = loss == self._bar_loss and len(loss.partition(".")[2]) >= _MIN_POSTFIX_DECIMALS
+        is_set = held.iteration == self._bar_at and bar is not None and bar[1] != bar[2]
+        self._bar_loss, self._bar_at = loss, held.iteration
         self._bar_changes += not is_same
-        # A loss that stays from the start, or for good, is what the training does.
-        return is_same and self._bar_changes > 1 and self._bar_repeats < _MAX_POSTFIX_REPEATS
+        if not is_same or (is_set and self._bar_changes > 1):
+            self._bar_repeats, self._bar_held = 0, []
+            return False
+        self._bar_repeats += 1
+        is_repeated = self._bar_repeats < _MAX_POSTFIX_REPEATS
+        if self._bar_changes == 1 and is_repeated:
+            self._bar_held.append(held)
+        elif self._bar_changes == 1:
+            self._release_bar(builder)
+        return is_repeated
+
+    def _release_bar(self, builder: RunBuilder) -> None:
+        """The first loss did not change: these are steps."""
+        waiting, self._bar_held, now = self._bar_held, [], builder.line
+        for held in waiting:
+            builder.line = held.at
+            self._add_step(
+                held.iteration, held.step, held.loss, held.line, builder, held.is_batch, is_new=False
+            )
+        builder.line = now
+
+    def _read_bar_clock(self, bar: re.Match[str], iteration: int, builder: RunBuilder) -> float | None:
+        """Its seconds. Where it counts the whole run, not an epoch, that is how long the run took so far."""
+        if int(bar[1]) == iteration and (self._bar_counts_run or not builder.has_steps):
+            self._bar_counts_run, seconds = True, bar_seconds(bar[3])
+            if builder.has_steps:  # the setup at the first step has priority over a later one
+                builder.setup.values["wall_s"] = seconds
+            return seconds
+        if self._bar_counts_run:
+            builder.setup.values.pop("wall_s", None)
+        self._bar_counts_run = False
+        return None
+
+    def _use_bar_clock(
+        self, iteration: int, seconds: float, rate: float, columns: dict[str, float], builder: RunBuilder
+    ) -> None:
+        """A bar's rate is a moving average. The time since its previous line with a loss is none, if its
+        seconds are enough."""
+        before, self._bar_clock = self._bar_clock, (iteration, seconds)
+        is_timed = before is not None and iteration > before[0] and seconds - before[1] >= _MIN_BAR_S
+        if before is None or not is_timed or rate not in (columns.get("s"), columns.get("it_per_s")):
+            return
+        for name in ("s", "it_per_s"):
+            columns.pop(name, None)
+        columns["ms"] = (seconds - before[1]) / (iteration - before[0]) * 1000
+        if not builder.trainer.step_time_is_interval_mean:
+            builder.trainer = replace(builder.trainer, step_time_is_interval_mean=True)
 
     def skip_steps(self, columns: dict[str, list[float]]) -> None:
         """Lines of the form were read together. The times since the start become those of steps."""
@@ -578,6 +724,7 @@ class GenericReader:
 
     def close(self, builder: RunBuilder) -> None:
         """The first line that counts epochs is none of the steps that may follow, but of the run's."""
+        self._release_bar(builder)
         held, self._held = self._held, None
         if held is None:
             return
@@ -585,7 +732,10 @@ class GenericReader:
         lr, norm = (
             math.nan if one is None else one.value for one in (held.line.of("lr"), held.line.of("grad_norm"))
         )
-        builder.add_step(held.number, held.loss.value, lr=lr, grad_norm=norm, line=held.at)
+        times = {name: found.value for name, found in step_values(held.line).items() if name in ("s", "ms")}
+        is_of_step = any("/" in one.unit for one in held.line.fields)  # 12ms/it: not the time of an epoch
+        ms = math.nan if is_of_step else times.get("ms", 1000 * times.get("s", math.nan))
+        builder.add_step(held.number, held.loss.value, ms=ms, lr=lr, grad_norm=norm, line=held.at)
         if held.planned and builder.iteration_by_count is None:
             builder.setup.values["planned_iterations"] = held.planned
         builder.release_step(held.number)
@@ -687,15 +837,9 @@ class GenericReader:
             self._clock.add_eval(None)
 
     def _read_save(self, line: Line, lower: str, builder: RunBuilder) -> None:
-        """At the iteration that the line or the file's name says, if the run can be there."""
-        last, step, path = builder.last_iteration, line.of("iteration"), _SAVED_AT.search(lower)
-        at = step.number if step is not None and step.is_count else int(path[1]) if path else None
-        is_near = at is not None and last is not None and last <= at <= last + max(1, last // 2)
-        spent = _SAVE_TIME.search(lower)
-        builder.add_checkpoint(
-            at if is_near and not self._counts_epochs else last,
-            parse_ms(spent[1], spent[2]) if spent else None,
-        )
+        step = line.of("iteration")
+        number = step.number if step is not None and step.is_count else None
+        read_save(lower, builder, builder.last_iteration, number, counts_epochs=self._counts_epochs)
 
 
 def _mean_loss(loss: Field, line: Line) -> Field:

@@ -43,10 +43,19 @@ _BAR = re.compile(
     r"(?:^|\})\s*\d{1,3}%(?:\|[^|]{0,300}\|)?\s*(\d{1,15})/(\d{1,15}) "
     r"\[([\d:]{1,12})<[^\]]{0,30}?([\d.]{1,12}|\?)(it/s|s/it)"
 )
-_SAVE = re.compile(r"\b[Ss]av(?:ing|ed)\b.{0,400}?\bcheckpoint-(\d{1,15})\b")  # the model, its tokenizer
+_SAVE = re.compile(
+    r"(?<!to )\b[Ss]av(?:ing|ed|e)\b.{0,400}?\bcheckpoint-(\d{1,15})\b"
+)  # the model, its tokenizer
+_EVAL_METRIC = re.compile(rf"\s{{0,8}}eval_loss\s{{1,80}}=\s{{1,20}}{NUMBER}\s*$")  # below `eval metrics`
 _BEST = re.compile(r"checkpoint-(\d{1,15})\W{0,3}$")
-_RESUME = re.compile(r"\b(?:Resuming|Continuing) training from (?:checkpoint|global step|epoch)")
-_PARAMETERS = re.compile(r"\ball params:\s*([\d,]+)|Trainable parameters = [\d,]{1,20}/([\d,]{1,20}) ")
+# The second is a warning about arguments that were others before.
+_RESUME = re.compile(
+    r"\b(?:Resuming|Continuing) training from (?:checkpoint|global step|epoch)"
+    r"|do not match the ones in the `trainer_state\.json` within the checkpoint"
+)
+_PARAMETERS = re.compile(
+    r"\ball params:\s*([\d,]+)|Trainable parameters = [\d,]{1,20}(?:/| of )([\d,]{1,20}) "
+)
 _BEGIN = "***** Running training *****"
 _STEP_OF_TOTAL = re.compile(r"['\"]global_step/max_steps['\"]:\s*['\"](\d{1,15})/(\d{1,15})['\"]")
 # A notebook's table, and the progress above it.
@@ -56,7 +65,9 @@ _PROGRESS = re.compile(
     r"\[\s{0,12}(\d{1,12})/(\d{1,12}) ([\d:]{1,12})(?: < [\d:]{1,12})?.{0,40}Epoch ([\d.]{1,12})/(\d{1,9})\]"
 )
 _MAX_SAVES = 10_000
+_SHOWN_AGAIN = say("hf-trainer.shown_again")
 _ROUNDING_OF_RATE = 0.0005  # the Trainer prints three decimals
+_ROUNDING_OF_METRIC = 0.0001  # of the same one, in a dict before
 _MIN_EPOCHS = 3  # dicts, to number them
 _MIN_COMMON = 3  # values of two dicts that tell that they are one
 _MIN_BAR_S = 10.0  # between two lines, for the difference of whole seconds to be a time
@@ -93,8 +104,12 @@ class TrainerReader:
         self._tokens: tuple[tuple[int, float], tuple[int, float]] | None = None
         self._table: list[str] = []  # columns of the notebook's table that is being read
         self._is_new_table, self._table_row = False, 0  # no row of it yet; step or epoch of the latest row
+        self._rows: dict[int, str] = {}  # of this run's tables, by their step or epoch
+        self._is_redrawn = False
         self._updates_per_epoch: float | None = None
-        self._complete_s: float | None = None  # what the whole run took, by the progress above the table
+        # What the run took, by the progress above the table; whether it came to its end.
+        self._progress_s: float | None = None
+        self._is_complete = False
 
     def __call__(self, line: str, builder: RunBuilder) -> bool:
         if "%|" in line or "% " in line:
@@ -125,10 +140,15 @@ class TrainerReader:
             return "train_runtime" in values or is_loss or _eval_loss(values) is not None
         if "checkpoint-" in line and (match := _SAVE.search(line)):
             builder.add_checkpoint(int(match[1]))
-        elif "training from" in line and _RESUME.search(line):
+        elif ("training from" in line or "`trainer_state" in line) and _RESUME.search(line):
             builder.start_process(resumed=True)
         elif _BEGIN in line:
             builder.start_process()
+        elif "eval_loss" in line and (match := _EVAL_METRIC.match(line)):
+            self._read_waiting(builder)
+            before = builder.last_val_loss
+            if before is None or abs(parse_number(match[1]) - before) > _ROUNDING_OF_METRIC:
+                builder.add_eval(self._count, parse_number(match[1]))
         elif "***** Running Evaluation *****" in line:
             self._eval_line = builder.line
         elif "arams: " in line or "arameters = " in line:
@@ -333,7 +353,7 @@ class TrainerReader:
         if "/" in line and (match := _PROGRESS.search(line)):
             self._end_table(builder)
             builder.iterations_done, total, epochs = int(match[1]), int(match[2]), int(match[5])
-            self._complete_s = bar_seconds(match[3]) if match[1] == match[2] else None
+            self._progress_s, self._is_complete = bar_seconds(match[3]), match[1] == match[2]
             builder.setup.values["planned_iterations"] = total
             self._updates_per_epoch = total / epochs if epochs else None
         if _TABLE.match(line):
@@ -356,11 +376,19 @@ class TrainerReader:
         loss, val_loss = (_number(row.get(f"{name} Loss", "")) for name in ("Training", "Validation"))
         if loss is None and val_loss is None:
             return False
-        row_number = int(counted)
-        if self._is_new_table and self._count and row_number <= self._table_row:
+        row_number, row_text = int(counted), line.strip()
+        if self._count and row_number <= self._table_row and (self._is_new_table or self._is_redrawn):
+            self._is_redrawn = self._rows.get(row_number) == row_text
+            self._is_new_table = False
+            if self._is_redrawn:  # the same table, shown again or later
+                if _SHOWN_AGAIN not in builder.notes:
+                    builder.notes.append(_SHOWN_AGAIN)
+                return True
             builder.start_process(has_header=False)  # `train` was called again
             builder.setup.values.pop("wall_s", None)
+            self._rows = {}
         self._is_new_table, self._table_row = False, row_number
+        self._rows[row_number] = row_text
         self._count += 1
         if iteration is not None:
             self._iteration_by_count[self._count] = round(iteration)
@@ -372,10 +400,10 @@ class TrainerReader:
         return True
 
     def _end_table(self, builder: RunBuilder) -> None:
-        if self._table and self._complete_s is not None:
-            builder.add_event("finish", "the progress above the table is complete")
-            builder.setup.values["wall_s"] = self._complete_s
-            self._complete_s = None
+        if self._table and self._progress_s is not None:
+            if self._is_complete:
+                builder.add_event("finish", "the progress above the table is complete")
+            builder.setup.values["wall_s"], self._progress_s = self._progress_s, None
         self._table = []
 
 
@@ -543,7 +571,9 @@ TRAINER = Trainer(
     loss_is_interval_mean=True,
     zero_loss_cause=say("hf-trainer.zero_loss_cause"),
     often_finetunes=True,
+    has_saves_around_it=True,
     resume_command="--resume_from_checkpoint",
+    resumed_log_note=say("hf-trainer.resumed_log_note"),
     clips_gradients=True,
 )
 _REINFORCEMENT = replace(TRAINER, zero_loss_cause=None, loss_measures_learning=False)

@@ -44,7 +44,7 @@ _NEMO = StepLine(
 )  # fmt: skip
 _VALIDATION = re.compile(
     r"\bvalidation (?:loss|results) at (?:the end of training for val data|iteration (\d{1,15})\b)"
-    rf"(?! on test)[^|]{{0,40}}\| (?:(?:lm[ _])?loss value|LM loss): {NUMBER}"
+    rf"(?! on test)[^|]{{0,40}}\| (?:(?:lm|LM)[ _])?loss(?: value)?: {NUMBER}"
 )
 _SAVED = re.compile(r"\bsuccessfully saved checkpoint (?:from|at) iteration\s{1,12}(\d{1,15})\b")
 # DeepSpeed's, which GPT-NeoX saves with.

@@ -184,6 +184,7 @@ TRAINER = Trainer(
     logs_checkpoints=True,
     saves_only_after_eval=True,
     overwrites_checkpoint=True,
+    has_saves_around_it=True,
     resume_command="python train.py … --init_from=resume",
     restarts_data_on_resume=True,
     data_restart_cause=say("nanogpt.data_restart_cause"),

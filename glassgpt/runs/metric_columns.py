@@ -182,8 +182,8 @@ METRIC_NAMES: dict[str, tuple[str, bool | None]] = {
     ),
     "error_rate": ("wer cer per ter error_rate", False),
     "score": (
-        "f1 f1score f1_score auc auroc roc_auc bleu bleu_1 bleu_2 bleu_3 bleu_4 rouge rouge_1 rouge_2 rouge_l "
-        "rougel mrr core_metric",
+        "f1 f1score f1_score auc auroc roc_auc bleu bleu_1 bleu_2 bleu_3 bleu_4 rouge rouge_1 rouge_2 "
+        "rouge_l rougel mrr core_metric",
         True,
     ),
     "margin": ("margin margins", True),

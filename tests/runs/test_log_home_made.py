@@ -297,7 +297,8 @@ def test_a_perplexity_instead_of_a_loss() -> None:
     assert run_log.steps.iteration.tolist() == list(range(100, 1001, 100))
     assert run_log.steps.loss[0] == pytest.approx(math.log(38))
     (one,) = run_log.evals
-    assert (one.iteration, one.val_loss) == (700, pytest.approx(math.log(20)))
+    assert one.iteration == 700
+    assert one.val_loss == pytest.approx(math.log(20))
     assert "log.loss_of_perplexity" in {note.key for note in run_log.notes}
 
 

@@ -6,8 +6,8 @@
     Epoch 3/10 | train loss 3.21 | val loss 3.30
     [Val] Epoch 3: Loss=3.30, Accuracy=0.31
 
-One idea reads them all. fields.py takes a line apart into numbers and what each is. Then a line is one of a
-few things, by the fields that it has:
+One idea reads them all. fields.py takes a line apart into numbers and what each is, line_losses.py says which
+of them are its losses. Then a line is one of a few things, by the fields that it has:
 
     a count and a training loss       a step; with a validation loss, an evaluation too
     an epoch and a training loss      an iteration, where nothing else is counted; else a summary
@@ -31,8 +31,9 @@ from glassgpt.i18n import say
 from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.exit_status import spent_seconds
 from glassgpt.runs.fields import SPLITS, Field, Line, read_line, step_values
+from glassgpt.runs.line_losses import LossFinder, mean_loss
 from glassgpt.runs.log_numbers import MAX_COUNT, parse_number
-from glassgpt.runs.metric_columns import PART_RANK, metric_of
+from glassgpt.runs.metric_columns import metric_of
 from glassgpt.runs.prefixes import clock_us
 from glassgpt.runs.save_lines import read_save, save_begins
 from glassgpt.runs.step_clock import StepClock, bar_seconds, parse_clock
@@ -70,11 +71,7 @@ _TITLE_WORDS = {
 }  # fmt: skip
 _MAX_TITLE_WORDS = 6
 
-_NOT_LOSSES = re.compile(r"\b(?:acc|accuracy|err|error|f1|auc|iou|r2|mae|size|samples|examples|batches)\b|%")
-_OF_VALIDATION = frozenset({"score", "error_rate"})  # a line with BLEU, say
 _GLOBAL = re.compile(r"global[ _]step|num_updates", re.IGNORECASE)  # of the run, whatever else is counted
-_MAX_LOSS_RATIO = 1.5  # of a number after `validation:` and the training loss, for it to be a loss
-_MIN_SUMMED_LOSS = 2.0  # over ln(perplexity): such a loss is a sum over tokens
 _EPOCH_OVER_BATCH = re.compile(r"\b(TRAIN|CV) Batch (\d{1,9})/(\d{1,9})(?= loss )")  # as WeNet prints them
 _OF_BATCHES = re.compile(r"\b(\d{1,9})epoch:(train|valid):\d{1,9}-(\d{1,9})batch: ")  # as ESPnet does
 _SCALES = {"k": 1000, "m": 1_000_000}
@@ -144,22 +141,15 @@ class GenericReader:
         self._first_batch = 1
         self._batches = 0  # of an epoch, where lines say it
         self._evaluated_at: int | None = None
-        self._has_val_loss = False  # a test loss beside it is another one's
+        self._losses = LossFinder()
         self._val_lines = self._val_changes = 0  # steps with a validation loss; with another than before
         self._clock: StepClock | None = None  # where lines say the time since the start
         self._counts_epochs = True  # no line has had a step so far
         self._held: _Epoch | None = None  # the first one: a summary, if steps follow
         self._title: Field | None = None  # the count that the next losses are of
-        self._section = ""  # the split of the next lines, by a title
-        self._loss_name: str | None = None  # of those that are not the loss, the one that is taken
-        self._has_perplexities = False  # steps with a perplexity instead of a loss
-        self._has_named_steps = False  # steps whose loss is called so, not just `train`
-        self._val_is_alone = False  # evaluations do not call their loss so
         self._gap: int | None = None  # between the steps of two lines, as they say it
-        self._names_nothing = False  # makemore's steps: `  10000/ 200000: 2.0322`
         self._latest_clock_s: float | None = None  # of the latest step, where its line says a time too
         self._intervals = 0  # lines whose time was that since the line before, by their stamps
-        self._steps_have_f1 = False
         self._count = 0  # of lines that count no updates: samples, or epochs several times
         self._uncounted: list[_Uncounted] = []  # of this epoch, until a count shows what they are
         self._are_batches = False  # these lines: one each
@@ -182,7 +172,7 @@ class GenericReader:
         if count_line and line.of("loss") and line.of("iteration", "epoch", "batch") is None:
             line = read_line(f"{count_line} | {text}")  # a step on two lines
         text, lower = line.text, line.text.lower()
-        loss, val_loss = self._losses(line, builder)
+        loss, val_loss = self._losses.find(line, builder)
         if loss is None and val_loss is None:
             return self._read_words(line, lower, builder)
         first = min(one.span[0] for one in (loss, val_loss, line.of("iteration")) if one is not None)
@@ -206,107 +196,6 @@ class GenericReader:
             return True
         return self._read_loss(line, loss, val_loss, builder)
 
-    def _losses(self, line: Line, builder: RunBuilder) -> tuple[Field | None, Field | None]:
-        """The training loss and the validation loss of a line."""
-        found = [one for one in line.fields if one.role in ("loss", "val_loss") and one.unit != "%"]
-        if not found:
-            loss, val_loss = self._unnamed_losses(line, builder)
-            return loss if loss or val_loss else self._log_perplexity(line, builder), val_loss
-        if not any(one.split for one in found):
-            split = self._section if line.of("iteration") is None else ""
-            if self._has_score_of_validation(line, builder):
-                split = "val"
-            if split in ("val", "test"):
-                found = [one._replace(role="val_loss", split=split) for one in found]
-        plain = [one for one in found if one.rank < PART_RANK]
-        losses = [one for one in plain if one.role == "loss"]
-        val_losses = sorted(
-            (one for one in plain if one.role == "val_loss"), key=lambda one: (one.split == "test", one.rank)
-        )
-        val_loss = val_losses[0] if val_losses else None
-        if val_loss is not None and val_loss.split == "test" and self._has_val_loss:
-            val_loss = None
-        if losses:
-            return min(losses, key=lambda one: one.rank), val_loss
-        parts = [one for one in found if one.rank >= PART_RANK]
-        val_loss = val_loss or next((one for one in parts if one.role == "val_loss"), None)
-        return self._other_loss(line, [one for one in parts if one.role == "loss"], builder), val_loss
-
-    def _has_score_of_validation(self, line: Line, builder: RunBuilder) -> bool:
-        """Of generated text, which no training step has: BLEU, a word error rate. An F1 or an AUC is one of a
-        validation only where the steps before have none: a classifier may print it at each."""
-        scores = [
-            one.name.lower().endswith(("f1", "auc", "auroc"))
-            for one in line.fields
-            if one.is_metric and (metric := metric_of(one.name)) and metric.kind in _OF_VALIDATION
-        ]
-        if scores and all(scores):
-            self._steps_have_f1 = self._steps_have_f1 or not (builder.has_steps or builder.holds_step)
-        return bool(scores) and not (self._steps_have_f1 and all(scores))
-
-    def _unnamed_losses(self, line: Line, builder: RunBuilder) -> tuple[Field | None, Field | None]:
-        """That are called by their split alone: `Epoch 5 -- train: 0.52  val: 0.60`. makemore's steps are not
-        called anything: `  10000/ 200000: 2.0322`, and at the end `train 2.0674` and `val 2.1056`."""
-        if not line.words and len(line.fields) == 2 and line.fields[0].total and line.fields[1].is_decimal:
-            self._names_nothing = self._names_nothing or not builder.has_steps
-            return (line.fields[1] if self._names_nothing else None), None
-        if "%|" in line.text and (
-            short := next((one for one in line.fields if one.name in ("L", "l") and one.is_decimal), None)
-        ):
-            return short, None  # of a bar, where names are short: L=5.9647
-        named = {
-            one.split: one
-            for one in reversed(line.fields)
-            if one.name.lower() in SPLITS and one.is_decimal and not one.unit
-        }
-        train_loss, val_loss = named.get("train"), named.get("val") or named.get("test")
-        is_alone = self._names_nothing and len(line.words) == 1
-        if _NOT_LOSSES.search(line.text.lower()):
-            return None, None
-        if val_loss is not None and train_loss is None and not is_alone:
-            is_alone = self._is_val_loss(val_loss, builder)
-        return (train_loss, val_loss) if is_alone or (train_loss and val_loss) else (None, None)
-
-    def _is_val_loss(self, alone: Field, builder: RunBuilder) -> bool:
-        """`>> validation: 3.966 | best 3.966` after steps with a loss near that. An accuracy is not above 1,
-        and a percentage far from the loss."""
-        near = 1 / _MAX_LOSS_RATIO < alone.value / (builder.last_loss or math.nan) < _MAX_LOSS_RATIO
-        is_first = self._has_named_steps and not self._has_val_loss and near and alone.value > 1
-        self._val_is_alone = self._val_is_alone or is_first
-        return self._val_is_alone
-
-    def _log_perplexity(self, line: Line, builder: RunBuilder) -> Field | None:
-        """Of a step that has a perplexity instead of a loss: `Epoch  2,  50/725; acc: 4; ppl: 22.37`."""
-        count = line.of("iteration", "epoch", "batch")
-        if count is None or not count.is_count or self._section in ("val", "test"):
-            return None
-        if builder.has_steps and not self._has_perplexities:
-            return None
-        for one in line.fields:
-            metric = metric_of(one.name) if one.is_metric else None
-            if metric and metric.kind == "perplexity" and not metric.is_eval and one.split in ("", "train"):
-                if not self._has_perplexities:
-                    builder.notes.append(say("log.loss_of_perplexity", name=one.name))
-                self._has_perplexities = True
-                return one._replace(role="loss", text=str(math.log(max(one.value, 1.0))))
-        return None
-
-    def _other_loss(self, line: Line, found: list[Field], builder: RunBuilder) -> Field | None:
-        """The first of several losses, none of which is called just so; later only the same one."""
-        is_new = self._loss_name is None
-        if line.of("iteration", "epoch", "batch") is None or (is_new and builder.has_steps):
-            return None
-        loss = next((one for one in found if is_new or one.name.lower() == self._loss_name), None)
-        if loss is not None and is_new:
-            self._loss_name = loss.name.lower()
-            others = ", ".join(one.name for one in found if one is not loss)[:200]
-            builder.notes.append(
-                say("log.loss_taken", name=loss.name, others=others)
-                if others
-                else say("log.only_loss", name=loss.name)
-            )
-        return loss
-
     def _read_words(self, line: Line, lower: str, builder: RunBuilder) -> bool:
         """A line without a loss: a save, the end, a title, or a perplexity."""
         is_end = _END.match(lower) or self._ends_last_epoch(lower)
@@ -322,9 +211,10 @@ class GenericReader:
         else:
             count = line.of("iteration", "batch")
             self._count_line = line.text if count is not None and count.is_count else ""
-            for one in () if self._has_val_loss else line.fields:
+            for one in () if self._losses.has_val_loss else line.fields:
                 metric = metric_of(one.name) if one.is_metric else None
-                is_eval = metric and "val" in (one.split, self._section, "val" if metric.is_eval else "")
+                splits = {one.split, self._losses.section, "val" if metric and metric.is_eval else ""}
+                is_eval = metric and "val" in splits
                 if metric and is_eval and metric.kind == "perplexity":
                     text = str(math.log(max(one.value, 1.0)))
                     return self._read_eval(line, lower, one._replace(text=text, split=""), builder)
@@ -345,7 +235,7 @@ class GenericReader:
         if not is_epochs and any(not (one.role or one.unit or ":" in one.text) for one in line.fields):
             return False
         if (count is not None and count.is_count) or not line.fields:
-            self._section = next((SPLITS[word] for word in line.words if word in SPLITS), "")
+            self._losses.section = next((SPLITS[word] for word in line.words if word in SPLITS), "")
         if count is not None and count.is_count:
             self._title = count
             self._note_epoch(line)
@@ -365,13 +255,14 @@ class GenericReader:
             return self._read_uncounted(loss, builder)
         is_named = loss.role is not None
         is_other = step is not None and step.is_count and not is_named
-        if step is not None and is_other and val_loss and (self._has_named_steps or step.split == "val"):
+        is_after_named = step is not None and (self._losses.has_named_steps or step.split == "val")
+        if step is not None and is_other and is_after_named and val_loss:
             self._add_eval(self._earlier_iterations + step.number, val_loss, builder, loss)
             return True
         if self._read_step_line(line, loss, step, epoch, batch, builder):
             self._drop_held(builder)
-            self._counts_epochs, self._title, self._section = False, None, ""
-            self._has_named_steps = self._has_named_steps or is_named
+            self._counts_epochs, self._title, self._losses.section = False, None, ""
+            self._losses.has_named_steps |= is_named
             if val_loss is not None:
                 self._add_eval_of_line(val_loss, loss, line, builder)
             return True
@@ -400,7 +291,7 @@ class GenericReader:
         if title is not None and self._counts_epochs:
             self._read_epoch(title, loss, val_loss, line, builder)
             return True
-        is_eval = val_loss is not None or (self._names_nothing and not is_named)
+        is_eval = val_loss is not None or (self._losses.names_nothing and not is_named)
         if is_eval and not self._counts_epochs and len(line.words) <= _MAX_TITLE_WORDS:
             self._add_eval(builder.last_iteration, val_loss, builder, loss)
         return is_eval and not is_named
@@ -741,7 +632,7 @@ class GenericReader:
         builder.release_step(held.number)
         builder.add_metrics(held.line.metrics, held.number)
         if held.val_loss is not None:
-            self._has_val_loss = self._has_val_loss or held.val_loss.split == "val"
+            self._losses.has_val_loss |= held.val_loss.split == "val"
             builder.add_eval(held.number, held.val_loss.value, line=held.at)
 
     def _drop_held(self, builder: RunBuilder) -> None:
@@ -776,7 +667,7 @@ class GenericReader:
 
     def _read_eval(self, line: Line, lower: str, val_loss: Field, builder: RunBuilder) -> bool:
         step, epoch, last = line.of("iteration"), line.of("epoch"), builder.last_iteration
-        val_loss = _mean_loss(val_loss, line)
+        val_loss = mean_loss(val_loss, line)
         if step is not None and step.is_count:
             at = step.number + (0 if _GLOBAL.fullmatch(step.name) else self._earlier_iterations)
             self._add_eval(at, val_loss, builder, is_late=last is not None and at < last, line=line)
@@ -804,7 +695,7 @@ class GenericReader:
         is_new = (last, val_loss.value) != (self._evaluated_at, builder.last_val_loss)
         if last is not None and (is_alone or is_new):
             self._add_eval(last, val_loss, builder, line=line)
-        return self._names_nothing
+        return self._losses.names_nothing
 
     def _add_eval_of_line(self, val_loss: Field, loss: Field, line: Line, builder: RunBuilder) -> None:
         # A line may show the latest validation loss until there is another; unless most lines have another.
@@ -828,7 +719,7 @@ class GenericReader:
     ) -> None:
         """`line`: of nothing but this evaluation, with its metrics."""
         self._evaluated_at = at
-        self._has_val_loss = self._has_val_loss or (val_loss is not None and val_loss.split == "val")
+        self._losses.has_val_loss |= val_loss is not None and val_loss.split == "val"
         value, train_value = (None if one is None else one.value for one in (val_loss, train_loss))
         builder.add_eval(at, value, train_value, is_late=is_late)
         if line is not None:
@@ -840,14 +731,6 @@ class GenericReader:
         step = line.of("iteration")
         number = step.number if step is not None and step.is_count else None
         read_save(lower, builder, builder.last_iteration, number, counts_epochs=self._counts_epochs)
-
-
-def _mean_loss(loss: Field, line: Line) -> Field:
-    """Of a sum over tokens, which shows beside its perplexity, the logarithm of that."""
-    ppl = [one for one in line.fields if one.is_metric and one.name.lower().endswith(("ppl", "perplexity"))]
-    log_perplexity = math.log(max(ppl[0].value, 1.0)) if ppl else math.nan
-    is_sum = loss.value > _MIN_SUMMED_LOSS * log_perplexity > 0
-    return loss._replace(text=str(log_perplexity)) if is_sum else loss
 
 
 def _fixed_spans(line: Line) -> list[tuple[int, int]]:

@@ -31,8 +31,9 @@ from glassgpt.i18n import say
 from glassgpt.runs.lines import whole_lines
 from glassgpt.runs.log_numbers import parse_cell
 from glassgpt.runs.metric_columns import metric_of, normalise, role_of
-from glassgpt.runs.metric_table import MetricTable, Row
+from glassgpt.runs.metric_table import MetricTable
 from glassgpt.runs.run_log import RunLog
+from glassgpt.runs.table_time import Row
 from glassgpt.runs.trainers import TRAINERS
 from glassgpt.sanitize import sanitize_line
 

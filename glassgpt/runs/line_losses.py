@@ -102,7 +102,8 @@ class LossFinder:
         return (train_loss, val_loss) if is_alone or (train_loss and val_loss) else (None, None)
 
     def _is_val_loss(self, alone: Field, builder: RunBuilder) -> bool:
-        """Whether a number named by its split alone is a loss: `>> validation: 3.966 | best 3.966`. It is near the training loss, as a percentage is not, and above 1, as an accuracy is not."""
+        """Whether a number named by its split alone is a loss: `>> validation: 3.966 | best 3.966`. It is
+        near the training loss, as a percentage is not, and above 1, as an accuracy is not."""
         ratio = alone.value / (builder.last_loss or math.nan)
         near = 1 / _MAX_VAL_TO_TRAIN_LOSS < ratio < _MAX_VAL_TO_TRAIN_LOSS
         is_first = self.has_named_steps and not self.has_val_loss and near and alone.value > 1

@@ -32,11 +32,12 @@ from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.exit_status import spent_seconds
 from glassgpt.runs.fields import SPLITS, Field, Line, read_line, step_values
 from glassgpt.runs.line_losses import LossFinder, mean_loss
-from glassgpt.runs.log_numbers import MAX_COUNT, parse_number
+from glassgpt.runs.log_numbers import MAX_COUNT
 from glassgpt.runs.metric_columns import metric_of
 from glassgpt.runs.prefixes import clock_us
+from glassgpt.runs.progress_bar import BarStep, ProgressBar
 from glassgpt.runs.save_lines import read_save, save_begins
-from glassgpt.runs.step_clock import StepClock, bar_seconds, parse_clock
+from glassgpt.runs.step_clock import StepClock, parse_clock
 from glassgpt.runs.step_form import StepForm
 from glassgpt.runs.step_line import add_values
 from glassgpt.runs.trainer import Trainer
@@ -81,12 +82,6 @@ _BATCH = re.compile(r"\bglobal[ _]batch[ _]size\b\W{1,8}(\d{1,9})\b", re.IGNOREC
 _LINES_PER_FORM, _MAX_PATTERNS = 32, 64
 _MAX_STAMP_ERROR_S = 1.0  # of two stamps in whole seconds
 _TIME_OF_DAY = re.compile(r"\b\d{2}:\d{2}:\d{2}(?:\.\d{1,9})?")
-_BAR_CLOCK = re.compile(
-    r"%\|[^|]{0,300}\|\s*(\d{1,12})/(\d{1,12}) "
-    r"\[([\d:]{4,12})<[\d:?]{1,12}(?:, {0,2}([\d.]{1,12})(?:s/it|it/s))?"
-)
-_MIN_BAR_S = 10.0  # between two lines, for the difference of whole seconds to be a time
-_MIN_POSTFIX_DECIMALS, _MAX_POSTFIX_REPEATS = 3, 200
 _MIN_UNCOUNTED, _MAX_UNCOUNTED = 3, 100_000  # lines without a count, before one with it
 _MIN_INTERVALS = 3  # so many times of intervals: all are
 _STAMP = ".000"  # how exactly a line's prefix says the time
@@ -111,17 +106,6 @@ class _Uncounted(NamedTuple):
     line: Line
     at: int  # its number in the file
     clock: str
-
-
-class _BarStep(NamedTuple):
-    """A line of a progress bar."""
-
-    iteration: int
-    step: Field | None
-    loss: Field
-    line: Line
-    at: int  # its number in the file
-    is_batch: bool  # it counts within an epoch
 
 
 class GenericReader:
@@ -155,11 +139,8 @@ class GenericReader:
         self._are_batches = False  # these lines: one each
         self._counted_lines = 0, 0  # that are batches: their epoch, how many so far
         self._count_line = ""  # the line before, where it has a count and no loss
-        self._bar_loss, self._bar_repeats, self._bar_changes = "", 0, 0  # of a progress bar's lines
-        self._bar_at: int | None = None  # its latest iteration
-        self._bar_held: list[_BarStep] = []  # that repeat the first loss
-        self._bar_counts_run = False
-        self._bar_clock: tuple[int, float] | None = None  # its latest iteration with a new loss, and seconds
+
+        self._bar = ProgressBar()
 
     # --- what a line is ---
 
@@ -464,24 +445,24 @@ class GenericReader:
         """`step`: where the line says the iteration, if a form can be learned from it. `is_new`: the line has
         not waited."""
         is_bar = "%|" in line.text
-        held = _BarStep(iteration, step, loss, line, builder.line, is_batch)
-        bar = _BAR_CLOCK.search(line.text) if is_bar else None
-        bar_s = None if bar is None else self._read_bar_clock(bar, iteration, builder)
-        if is_bar and is_new and self._repeats_postfix(held, builder):
-            builder.iterations_done = iteration
-            return
+        clock = self._bar.read_clock(line.text, iteration, builder) if is_bar else None
+        if is_bar and is_new:
+            if self._bar.repeats_loss(BarStep(iteration, step, loss, line, builder.line, is_batch)):
+                builder.iterations_done = iteration
+                return
+            self._release_bar(builder)
         values = step_values(line, is_batch)
         columns = {name: found.value for name, found in values.items()}
-        if bar is not None and bar_s is not None and bar[4] is not None:
-            self._use_bar_clock(iteration, bar_s, parse_number(bar[4]), columns, builder)
+        if clock is not None:
+            self._bar.measure_step(iteration, clock, columns, builder)
         if columns.get("ms") == 0:  # minGPT's first iteration: not measured
             del columns["ms"]
         elapsed_s, shown = columns.pop("elapsed_s", None), ""
         if elapsed_s is not None:
             shown = line.text[slice(*values["elapsed_s"].span)]
         elif builder.clock and columns.keys().isdisjoint(("ms", "s", "it_per_s")):
-            clock = clock_us(builder.clock)
-            elapsed_s, shown = (None, "") if clock is None else (clock / 1e6, _STAMP)
+            stamp_us = clock_us(builder.clock)
+            elapsed_s, shown = (None, "") if stamp_us is None else (stamp_us / 1e6, _STAMP)
         if elapsed_s is not None:
             if self._clock is None:
                 self._clock = StepClock.of_values([shown])
@@ -516,62 +497,15 @@ class GenericReader:
                     {*self._patterns, form.pattern} if len(self._patterns) < _MAX_PATTERNS else set()
                 )
 
-    def _repeats_postfix(self, held: _BarStep, builder: RunBuilder) -> bool:
-        """A bar moves at each step; a loop that sets its postfix rarely shows the same loss till then. It is
-        drawn anew where it does not move. Lines that repeat the first loss wait for another one: a loss that
-        stays from the start, or for good, is what the training does."""
-        loss, bar = held.loss.text, _BAR_CLOCK.search(held.line.text)
-        is_same = loss == self._bar_loss and len(loss.partition(".")[2]) >= _MIN_POSTFIX_DECIMALS
-        is_set = held.iteration == self._bar_at and bar is not None and bar[1] != bar[2]
-        self._bar_loss, self._bar_at = loss, held.iteration
-        self._bar_changes += not is_same
-        if not is_same or (is_set and self._bar_changes > 1):
-            self._bar_repeats, self._bar_held = 0, []
-            return False
-        self._bar_repeats += 1
-        is_repeated = self._bar_repeats < _MAX_POSTFIX_REPEATS
-        if self._bar_changes == 1 and is_repeated:
-            self._bar_held.append(held)
-        elif self._bar_changes == 1:
-            self._release_bar(builder)
-        return is_repeated
-
     def _release_bar(self, builder: RunBuilder) -> None:
-        """The first loss did not change: these are steps."""
-        waiting, self._bar_held, now = self._bar_held, [], builder.line
-        for held in waiting:
+        """Add the steps that the bar has held back."""
+        now = builder.line
+        for held in self._bar.take_held():
             builder.line = held.at
             self._add_step(
                 held.iteration, held.step, held.loss, held.line, builder, held.is_batch, is_new=False
             )
         builder.line = now
-
-    def _read_bar_clock(self, bar: re.Match[str], iteration: int, builder: RunBuilder) -> float | None:
-        """Its seconds. Where it counts the whole run, not an epoch, that is how long the run took so far."""
-        if int(bar[1]) == iteration and (self._bar_counts_run or not builder.has_steps):
-            self._bar_counts_run, seconds = True, bar_seconds(bar[3])
-            if builder.has_steps:  # the setup at the first step has priority over a later one
-                builder.setup.values["wall_s"] = seconds
-            return seconds
-        if self._bar_counts_run:
-            builder.setup.values.pop("wall_s", None)
-        self._bar_counts_run = False
-        return None
-
-    def _use_bar_clock(
-        self, iteration: int, seconds: float, rate: float, columns: dict[str, float], builder: RunBuilder
-    ) -> None:
-        """A bar's rate is a moving average. The time since its previous line with a loss is none, if its
-        seconds are enough."""
-        before, self._bar_clock = self._bar_clock, (iteration, seconds)
-        is_timed = before is not None and iteration > before[0] and seconds - before[1] >= _MIN_BAR_S
-        if before is None or not is_timed or rate not in (columns.get("s"), columns.get("it_per_s")):
-            return
-        for name in ("s", "it_per_s"):
-            columns.pop(name, None)
-        columns["ms"] = (seconds - before[1]) / (iteration - before[0]) * 1000
-        if not builder.trainer.step_time_is_interval_mean:
-            builder.trainer = replace(builder.trainer, step_time_is_interval_mean=True)
 
     def skip_steps(self, columns: dict[str, list[float]]) -> None:
         """Lines of the form were read together. The times since the start become those of steps."""

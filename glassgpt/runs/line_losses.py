@@ -14,6 +14,7 @@ import re
 from glassgpt.i18n import say
 from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.fields import SPLITS, Field, Line
+from glassgpt.runs.log_numbers import loss_of_perplexity
 from glassgpt.runs.metric_columns import PART_RANK, metric_of
 
 # Words of a line whose `train` and `val` are something else.
@@ -123,7 +124,7 @@ class LossFinder:
                 if not self._has_perplexities:
                     builder.notes.append(say("log.loss_of_perplexity", name=one.name))
                 self._has_perplexities = True
-                return one._replace(role="loss", text=str(math.log(max(one.value, 1.0))))
+                return one._replace(role="loss", text=str(loss_of_perplexity(one.value)))
         return None
 
     def _other_loss(self, line: Line, found: list[Field], builder: RunBuilder) -> Field | None:
@@ -147,6 +148,6 @@ def mean_loss(loss: Field, line: Line) -> Field:
     """The loss of a token: where the loss is a sum, as the perplexity on the line shows, the logarithm of the
     perplexity."""
     ppl = [one for one in line.fields if one.is_metric and one.name.lower().endswith(("ppl", "perplexity"))]
-    log_perplexity = math.log(max(ppl[0].value, 1.0)) if ppl else math.nan
+    log_perplexity = loss_of_perplexity(ppl[0].value) if ppl else math.nan
     is_sum = loss.value > _MIN_SUM_TO_LOG_PERPLEXITY * log_perplexity > 0
     return loss._replace(text=str(log_perplexity)) if is_sum else loss

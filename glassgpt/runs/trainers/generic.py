@@ -32,7 +32,7 @@ from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.exit_status import spent_seconds
 from glassgpt.runs.fields import SPLITS, Field, Line, read_line, step_values
 from glassgpt.runs.line_losses import LossFinder, mean_loss
-from glassgpt.runs.log_numbers import MAX_COUNT
+from glassgpt.runs.log_numbers import MAX_COUNT, loss_of_perplexity
 from glassgpt.runs.metric_columns import metric_of
 from glassgpt.runs.prefixes import clock_us
 from glassgpt.runs.progress_bar import BarStep, ProgressBar
@@ -197,7 +197,7 @@ class GenericReader:
                 splits = {one.split, self._losses.section, "val" if metric and metric.is_eval else ""}
                 is_eval = metric and "val" in splits
                 if metric and is_eval and metric.kind == "perplexity":
-                    text = str(math.log(max(one.value, 1.0)))
+                    text = str(loss_of_perplexity(one.value))
                     return self._read_eval(line, lower, one._replace(text=text, split=""), builder)
         return False
 

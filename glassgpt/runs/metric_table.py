@@ -53,11 +53,11 @@ from glassgpt.sanitize import sanitize_line
 
 SAMPLE_ROWS = 2048  # held back; of a sparse table, the first evaluation may come late
 _RECENT_ROWS = 256  # a process that lags farther behind another one counts as a restart
-_SAME_LOSS = 0.005  # two processes' losses of one step; relative
+_MAX_SAME_LOSS_DIFFERENCE = 0.005  # of two processes' losses of one step, as a share of the loss
 _CLOCK_LAG_S = 10.0  # between two processes that write one table
-_MAX_REPEATS = 0.1  # of the rows; more are those of several processes
+_MAX_REPEATED_SHARE = 0.1  # of the rows; more are those of several processes
 _MIN_GROWING_ROWS = 8  # of a column that counts something since the start
-_MAX_LAG = 0.5  # of such a count, per iteration: a process that lags behind has about as much of each
+_MIN_LAGGING_SHARE = 0.5  # of such a count, per iteration: one that lags behind has about as much
 # Of the column `phase`, `mode` or `split`: no stage.
 _NO_STAGE_WORDS = VAL_WORDS | {
     "train", "training", "warmup", "warm", "stable", "decay", "cooldown", "constant",
@@ -302,18 +302,18 @@ class MetricTable:
         with_loss = {parse_iteration(row[counter]) for row in losses if counter is not None}
         # Else the loss and the rewards of one step are rows of their own.
         both = sum(parse_iteration(row[counter]) in with_loss for row in others if counter is not None)
-        if losses and both <= _MAX_REPEATS * len(others):
+        if losses and both <= _MAX_REPEATED_SHARE * len(others):
             self._rewards, losses = rewards, [row for row in numbered if self._is_step(row)]
         self._skip_column = next((name for name in counts if normalise(name) in _SKIPPED), "")
         numbers = [parse_iteration(row[counter]) for row in losses if counter is not None]
         # Not the last one: it may be a row of means.
         repeats = sum(one == other for one, other in pairwise(numbers[:-1]))
-        self._repeats_counts = 0 < repeats <= _MAX_REPEATS * len(numbers)
+        self._repeats_counts = 0 < repeats <= _MAX_REPEATED_SHARE * len(numbers)
         val_losses = [
             value for row in losses if (value := row.get(self._columns.get("val_loss", ""))) is not None
         ]
         same = sum(one == other for one, other in pairwise(val_losses))
-        self._repeats_val_loss = same > _MAX_REPEATS * len(val_losses)  # else two are equal by chance
+        self._repeats_val_loss = same > _MAX_REPEATED_SHARE * len(val_losses)  # else two are equal by chance
         usual = [name for name in counts if name != counter and 2 * counts[name] >= len(losses)]
         self._totals = {name: -math.inf for name in usual if _is_total(name, losses)}
         time = choose_table_time(self._columns, rows, losses, counter)
@@ -596,7 +596,8 @@ class MetricTable:
             return False
         for name, total in self._totals.items():
             value = parse_cell(row.get(name))
-            if value is not None and value < _MAX_LAG * total * min(1, (iteration + 1) / (last + 1)):
+            expected = total * min(1, (iteration + 1) / (last + 1))
+            if value is not None and value < _MIN_LAGGING_SHARE * expected:
                 return True
         if iteration == last:
             is_repeated = self._repeats_counts and loss is not None
@@ -610,7 +611,8 @@ class MetricTable:
         known = self._recent.get(("loss", iteration))
         if known is None:
             return True
-        return not (abs(known - loss) <= _SAME_LOSS * abs(known) or (math.isnan(loss) and math.isnan(known)))
+        is_same = abs(known - loss) <= _MAX_SAME_LOSS_DIFFERENCE * abs(known)
+        return not (is_same or (math.isnan(loss) and math.isnan(known)))
 
     def _is_new(self, kind: str, iteration: int, value: float) -> bool:
         """False where another process wrote it already."""

@@ -43,12 +43,11 @@ _BAR = re.compile(
     r"(?:^|\})\s*\d{1,3}%(?:\|[^|]{0,300}\|)?\s*(\d{1,15})/(\d{1,15}) "
     r"\[([\d:]{1,12})<[^\]]{0,30}?([\d.]{1,12}|\?)(it/s|s/it)"
 )
-_SAVE = re.compile(
-    r"(?<!to )\b[Ss]av(?:ing|ed|e)\b.{0,400}?\bcheckpoint-(\d{1,15})\b"
-)  # the model, its tokenizer
+# Of the model, its tokenizer, …
+_SAVE = re.compile(r"(?<!to )\b[Ss]av(?:ing|ed|e)\b.{0,400}?\bcheckpoint-(\d{1,15})\b")
 _EVAL_METRIC = re.compile(rf"\s{{0,8}}eval_loss\s{{1,80}}=\s{{1,20}}{NUMBER}\s*$")  # below `eval metrics`
 _BEST = re.compile(r"checkpoint-(\d{1,15})\W{0,3}$")
-# The second is a warning about arguments that were others before.
+# The second is a warning about arguments that differ from those of the checkpoint.
 _RESUME = re.compile(
     r"\b(?:Resuming|Continuing) training from (?:checkpoint|global step|epoch)"
     r"|do not match the ones in the `trainer_state\.json` within the checkpoint"

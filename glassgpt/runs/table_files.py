@@ -11,7 +11,8 @@ bounded memory; only a JSON document has to be read whole. Of special kinds:
     Keras's history                         {"loss": [4.1, 3.9], "val_loss": [4.2, 4.0]}
     MLflow's CSV                            Run,metric,step,value: a row for each value
 
-metric_columns.py has the names of columns, metric_table.py what happens to rows.
+metric_columns.py has the names of columns, table_time.py which of them are clocks, metric_table.py what
+happens to rows.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ MIN_EVALS_FOR_SHARE = 3  # of a log that begins in the middle of a run
 MAX_SWAPPING_TOKENS_PER_S = 20.0  # slower than any machine trains a model that its memory holds
 MIN_WANDER_RATIO = 1.25  # of the step time, between its high and its low: less is no news
 MIN_END_LINES = 5  # of each end: the mean of fewer may be higher by chance
-MIN_ALIKE = 5  # values of a metric at its end that are one and the same number, and half of all: that is told
+MIN_EQUAL_LAST_VALUES = 5  # of a metric, and at least half of all: then it stands still
 MIN_KEPT_SHARE = 0.75  # of an accuracy's first value, at the end: below that something is wrong
 EVALUATION_FINDINGS = ("memorised-data", "epoch-steps", "loss-nan")  # they advise one, or another matters
 RISE_FINDINGS = ("divergence", "loss-explosion", "loss-nan")
@@ -306,7 +306,7 @@ def _metric_sentence(course: MetricCourse, selects: bool) -> str:
                 if is_highest
                 else translate("verdict.metric_lowest_at", value=value, at=at)
             )
-    if MIN_ALIKE <= course.last_alike < course.values <= 2 * course.last_alike:
+    if MIN_EQUAL_LAST_VALUES <= course.last_alike < course.values <= 2 * course.last_alike:
         phrases.append(translate("verdict.metric_alike", count=course.last_alike))
     return (
         translate("verdict.metric_with_extremes", went=went, extremes="; ".join(phrases))

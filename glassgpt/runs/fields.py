@@ -376,7 +376,7 @@ def read_metric_values(text: str) -> dict[str, float]:
 
 def read_counted_metrics(text: str, is_begun: bool = True) -> dict[str, float]:
     """Of a line with an epoch or a step and no loss: `Epoch: 43,Valid ACC: 0.453,Valid Bleu 0.482`. Before
-    the first step (`is_begun`), of a line of the first epoch."""
+    the first step (not `is_begun`), only of a line that begins with the first epoch."""
     line = read_line(text)
     count = line.of("epoch", "iteration")
     if count is None or not count.is_count or line.of("loss", "val_loss") is not None:

@@ -53,6 +53,11 @@ def search_number(pattern: re.Pattern[str], text: str) -> float:
     return parse_number(match[match.lastindex or 0]) if match else math.nan
 
 
+def loss_of_perplexity(perplexity: float) -> float:
+    """Its logarithm; 0 of a number below 1, which no perplexity is."""
+    return math.log(max(perplexity, 1.0))
+
+
 def parse_norm(text: str | None) -> float:
     """A gradient norm. NaN means that the line has none, so one that is printed as NaN counts as infinite."""
     norm = math.nan if text is None else parse_number(text)

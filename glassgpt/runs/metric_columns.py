@@ -155,7 +155,7 @@ _CONTAINERS = (  # of objects in objects, and the folders of tags
 )  # fmt: skip
 
 
-# Of a column that has a value where, and only where, held-out data were evaluated; but not beside the others.
+# Words of a column that has a value only where held-out data were evaluated, unless it has one of the others.
 _EVAL_WORDS = {"val", "validation", "eval", "evaluation", "heldout", "holdout"}
 _NO_EVAL_WORDS = OTHER_TIMES | {
     "n", "num", "count", "counts", "interval", "freq", "since", "next", "patience", "batch", "size", "steps",
@@ -198,7 +198,7 @@ _METRIC_ENDINGS = {
     for ending in endings.split()
 }
 _EVAL_ENDINGS: dict[str, bool | None] = {"score": True, "rate": None}  # of any evaluation, after those above
-# What a line may be about one of: `Epoch 3 | Dataset 01 | ACC 0.52`.
+# Of several, one of which a line is about: `Epoch 3 | Dataset 01 | ACC 0.52`.
 LABELS = re.compile(
     r"\b(?:dataset|task|fold|subset|domain|group|client|language|corpus|head)\b", re.IGNORECASE
 )

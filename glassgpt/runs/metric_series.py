@@ -25,15 +25,15 @@ from glassgpt.runs.metric_columns import Metric, metric_of, normalise
 MAX_SHOWN = 3  # metrics of a run
 _MAX_SERIES, _MAX_VALUES = 24, 100_000
 _MIN_SMOOTHED = 30  # values; of fewer, each is compared by itself
-_MAX_EVAL_NOISE = 0.1  # of the range of all values, of one evaluation
+_MAX_EVAL_NOISE_SHARE = 0.1  # noise of one evaluation over the range of all
 _TREND_BLOCKS = 60  # means of values: those of a choice between 0 and 1 have no median
 _ENDS_SHARE = 10  # a tenth of the values at each end
 # A difference of two values that is told: so many standard errors of it, and this share of them.
 _CLEAR_ERRORS, _MIN_CHANGE_SHARE = 3.0, 0.01
 _MAX_ABS = 1e15
 _UNKNOWN = -1  # iteration
-# Of losses that are sums over tokens: evaluations, the highest mean over the lowest, the error of the number
-# of tokens by rounding, and this number. A loss in bits is 1.44 times one in nats.
+# Of losses that are sums over tokens, as perplexities show: evaluations, their highest mean loss over the
+# lowest, the error of the number of tokens as a share of it, and that number. 1.44 would be of bits to nats.
 _MIN_SUMS, _MIN_SUM_RANGE, _MAX_SUM_ERROR, _MIN_SUMMED_TOKENS = 3, 1.05, 0.01, 2.0
 _MAX_MEAN_LOSS = math.log(1_000_000)  # of a guess among the tokens of the largest vocabulary
 
@@ -211,7 +211,7 @@ def _course(series: MetricSeries) -> MetricCourse:
     noise = detrended_std(values) or 0.0
     # An evaluation is of many examples already, if not of enough where its values scatter.
     is_noisy = len(values) >= _MIN_SMOOTHED and (
-        not series.metric.is_eval or noise > _MAX_EVAL_NOISE * float(np.ptp(values))
+        not series.metric.is_eval or noise > _MAX_EVAL_NOISE_SHARE * float(np.ptp(values))
     )
     mean_of = len(values) // _ENDS_SHARE if is_noisy else 1
     means = np.convolve(values, np.full(mean_of, 1 / mean_of), mode="valid") if mean_of > 1 else values

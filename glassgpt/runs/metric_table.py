@@ -18,11 +18,9 @@ import math
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from statistics import median
-from typing import NamedTuple
 
 from glassgpt.i18n import Message, say
 from glassgpt.runs.builder import RunBuilder
@@ -40,31 +38,32 @@ from glassgpt.runs.metric_columns import (
 )
 from glassgpt.runs.run_log import EventKind, RunLog
 from glassgpt.runs.split_runs import split_runs
-from glassgpt.runs.step_clock import StepClock, parse_clock, parse_elapsed_ms, parse_timestamp
+from glassgpt.runs.step_clock import parse_timestamp
+from glassgpt.runs.table_time import (
+    MIN_GROWING_SHARE,
+    STEP_TIME_UNITS,
+    ColumnClock,
+    Row,
+    choose_table_time,
+    parse_iteration,
+)
 from glassgpt.runs.trainer import Trainer
 from glassgpt.runs.trainers import BY_ID, TRAINERS
 from glassgpt.sanitize import sanitize_line
 
-Row = Mapping[str, object]
-
 SAMPLE_ROWS = 2048  # held back; of a sparse table, the first evaluation may come late
 _RECENT_ROWS = 256  # a process that lags farther behind another one counts as a restart
-_SAME_LOSS = 0.005  # two processes' losses of one step; relative
+_MAX_SAME_LOSS_DIFFERENCE = 0.005  # of two processes' losses of one step, as a share of the loss
 _CLOCK_LAG_S = 10.0  # between two processes that write one table
-_MAX_REPEATS = 0.1  # of the rows; more are those of several processes
-_MIN_GROWING_ROWS, _MIN_GROWING_SHARE = 8, 0.9  # of a column that counts something since the start
-_MIN_DATE_S = 1e8  # seconds since 1970; fewer are since the start
-_MAX_LAG = 0.5  # of such a count, per iteration: a process that lags behind has about as much of each
+_MAX_REPEATED_SHARE = 0.1  # of the rows; more are those of several processes
+_MIN_GROWING_ROWS = 8  # of a column that counts something since the start
+_MIN_LAGGING_SHARE = 0.5  # of such a count, per iteration: one that lags behind has about as much
 # Of the column `phase`, `mode` or `split`: no stage.
 _NO_STAGE_WORDS = VAL_WORDS | {
     "train", "training", "warmup", "warm", "stable", "decay", "cooldown", "constant",
     "main", "final", "full", "all",
 }  # fmt: skip
 _MAX_NOTES = 5
-# A step of Python's cannot be faster than 0.1 ms, nor does one take a quarter of an hour.
-_MAX_BARE_SECONDS, _MIN_BARE_MS = 0.1, 1000.0
-_STEP_TIME_UNITS = {"ms": 1.0, "s": 1000.0}
-
 # Of rows without a step.
 _EVENT_KEYS = frozenset(("event", "status", "state", "type", "message", "msg"))
 _EVENT_WORDS: dict[str, EventKind] = {
@@ -101,40 +100,6 @@ _MAX_FINAL_LR = 0.1  # of the highest: with such a learning rate, a progress of 
 _COLUMN_ROLES: tuple[Role, ...] = ("lr", "grad_norm", "tokens_per_s", "mfu")
 
 
-_CLOCKS: dict[Role, tuple[Callable[[object], float | None], str]] = {
-    "elapsed_s": (parse_clock, "s"),
-    "elapsed_ms": (parse_elapsed_ms, "ms"),
-    "timestamp": (parse_timestamp, "s"),
-}
-# What a column may be instead.
-_MAYBE_CLOCKS: dict[Role, Role] = {
-    "time": "elapsed_s",
-    "run_s": "elapsed_s",
-    "step_time": "elapsed_s",
-    "step_s": "elapsed_s",
-    "step_ms": "elapsed_ms",
-}
-
-
-def _parse_iteration(value: object) -> int | None:
-    """Also of `10/2353`, with what is planned."""
-    number = parse_cell(value)
-    if number is None and isinstance(value, str) and "/" in value:
-        number = parse_cell(value[: 2 * MAX_CELL_CHARS].partition("/")[0])
-    return int(number) if number is not None and 0 <= number <= MAX_COUNT and number % 1 == 0 else None
-
-
-class _ColumnClock(NamedTuple):
-    """A column that shows a clock."""
-
-    column: str
-    parse: Callable[[object], float | None]
-    clock: StepClock
-
-    def seconds(self, row: Row) -> float | None:
-        return self.parse(row.get(self.column))
-
-
 class MetricTable:
     """`feed` the rows in their order, then `build`."""
 
@@ -154,8 +119,8 @@ class MetricTable:
         self._text_columns: list[str] = []  # of what happened
         self._columns: dict[Role, str] = {}
         self._units: dict[Role, str] = {}  # of times
-        self._clock: _ColumnClock | None = None  # that step times come from
-        self._total_clock: _ColumnClock | None = None  # since the start, whatever step times come from
+        self._clock: ColumnClock | None = None  # that step times come from
+        self._total_clock: ColumnClock | None = None  # since the start, whatever step times come from
         self._total_s: float | None = None
         self._stamp_column = ""
         self._totals: dict[str, float] = {}  # columns that only grow, and their latest values
@@ -323,7 +288,7 @@ class MetricTable:
         self._counts_epochs = (
             "iteration" not in self._columns
             and epoch is not None
-            and all(_parse_iteration(row[epoch]) is not None for row in rows if _is_filled(row.get(epoch)))
+            and all(parse_iteration(row[epoch]) is not None for row in rows if _is_filled(row.get(epoch)))
         )
         counter, loss = self._columns.get("iteration", epoch), self._columns.get("loss")
         numbered = [row for row in rows if counter in row]
@@ -334,25 +299,28 @@ class MetricTable:
             if (known := metric_of(name)) and known.kind == "reward" and not known.is_eval
         ]
         others = [row for row in numbered if loss not in row and not row.keys().isdisjoint(rewards)]
-        with_loss = {_parse_iteration(row[counter]) for row in losses if counter is not None}
+        with_loss = {parse_iteration(row[counter]) for row in losses if counter is not None}
         # Else the loss and the rewards of one step are rows of their own.
-        both = sum(_parse_iteration(row[counter]) in with_loss for row in others if counter is not None)
-        if losses and both <= _MAX_REPEATS * len(others):
+        both = sum(parse_iteration(row[counter]) in with_loss for row in others if counter is not None)
+        if losses and both <= _MAX_REPEATED_SHARE * len(others):
             self._rewards, losses = rewards, [row for row in numbered if self._is_step(row)]
         self._skip_column = next((name for name in counts if normalise(name) in _SKIPPED), "")
-        numbers = [_parse_iteration(row[counter]) for row in losses if counter is not None]
+        numbers = [parse_iteration(row[counter]) for row in losses if counter is not None]
         # Not the last one: it may be a row of means.
         repeats = sum(one == other for one, other in pairwise(numbers[:-1]))
-        self._repeats_counts = 0 < repeats <= _MAX_REPEATS * len(numbers)
+        self._repeats_counts = 0 < repeats <= _MAX_REPEATED_SHARE * len(numbers)
         val_losses = [
             value for row in losses if (value := row.get(self._columns.get("val_loss", ""))) is not None
         ]
         same = sum(one == other for one, other in pairwise(val_losses))
-        self._repeats_val_loss = same > _MAX_REPEATS * len(val_losses)  # else two are equal by chance
+        self._repeats_val_loss = same > _MAX_REPEATED_SHARE * len(val_losses)  # else two are equal by chance
         usual = [name for name in counts if name != counter and 2 * counts[name] >= len(losses)]
         self._totals = {name: -math.inf for name in usual if _is_total(name, losses)}
-        self._choose_clock(rows, losses, counter)
-        self._choose_step_time(rows)
+        time = choose_table_time(self._columns, rows, losses, counter)
+        self._clock, self._total_clock, self._stamp_column = time.clock, time.total_clock, time.stamp_column
+        self._units = time.units
+        if time.without_unit:
+            self._leave_out("step_time", time.without_unit)
         mfu = self._columns.get("mfu")
         is_percent = mfu is not None and ("%" in mfu or "percent" in mfu)
         if (
@@ -398,94 +366,10 @@ class MetricTable:
             _is_filled(row.get(name)) for name in self._rewards
         )
 
-    def _choose_clock(self, rows: Sequence[Row], losses: Sequence[Row], counter: str | None) -> None:
-        """A column whose values grow from row to row is a clock, whatever its name says."""
-        columns = self._columns
-        for role in ("timestamp", "elapsed_s", "elapsed_ms"):
-            if (column := columns.get(role)) is None:
-                continue
-            shown = [
-                (time, _parse_iteration(row.get(counter or "")))
-                for row in losses
-                if (time := parse_clock(row.get(column))) is not None
-            ]
-            # Where the count goes on, so does a clock, also that of a second process.
-            pairs = [
-                (one, other)
-                for (one, before), (other, at) in pairwise(shown)
-                if before is None or at is None or at > before
-            ]
-            grows = sum(other >= one for one, other in pairs) >= _MIN_GROWING_SHARE * len(pairs)
-            is_date = any(time > _MIN_DATE_S for time, _ in shown) or not shown
-            if not grows or (role == "timestamp" and not is_date):
-                del columns[role]
-            if grows and role == "timestamp" and not is_date:
-                columns["elapsed_s"] = column
-        for role, clock_role in _MAYBE_CLOCKS.items():
-            if role in columns:
-                times = [time for row in rows if (time := parse_clock(row.get(columns[role]))) is not None]
-                is_clock = (
-                    len(times) >= max(3, len(losses) // 2)
-                    and times == sorted(times)
-                    and times[-1] > 1.5 * times[0]
-                )
-                is_date = bool(times) and times[0] > _MIN_DATE_S and role == "time"
-                if is_clock or is_date:
-                    columns.setdefault("timestamp" if is_date else clock_role, columns[role])
-                if is_clock or role == "time":
-                    del columns[role]
-        for role, (parse, unit) in _CLOCKS.items():
-            if role not in columns:
-                continue
-            column = columns[role]
-            values = [row[column] for row in losses if column in row and parse(row[column]) is not None]
-            # Less than half: a total in the closing row.
-            if self._clock is None and values and 2 * len(values) >= len(losses):
-                self._clock = _ColumnClock(column, parse, StepClock.of_values(values, parse))
-                self._units[role] = unit
-                self._total_clock = None if role == "timestamp" else self._clock
-            if role == "timestamp" and values:
-                self._stamp_column = column
-
-    def _choose_step_time(self, rows: Sequence[Row]) -> None:
-        """A column of step times is better than a clock. Without a unit in its name, the clock tells it, or
-        its size, or it is left out."""
-        columns, units = self._columns, self._units
-        if "step_ms" in columns or "step_s" in columns:
-            columns.pop("step_time", None)
-            units |= {"step_ms": "ms"} if "step_ms" in columns else {"step_s": "s"}
-        elif "step_time" in columns:
-            column = columns["step_time"]
-            times = [time for row in rows if (time := parse_cell(row.get(column))) is not None and time > 0]
-            usual = median(times) if times else math.nan
-            clock_ms = self._median_clock_ms(rows)
-            for unit, factor in _STEP_TIME_UNITS.items():
-                if 0.5 < usual * factor / clock_ms < 2:
-                    units["step_time"] = unit
-            if math.isnan(clock_ms) and (usual < _MAX_BARE_SECONDS or usual > _MIN_BARE_MS):
-                units["step_time"] = "s" if usual < _MAX_BARE_SECONDS else "ms"
-            if "step_time" not in units:
-                self._leave_out("step_time", column)
-        if any(role in units for role in ("step_ms", "step_s", "step_time")):
-            for role in _CLOCKS:
-                units.pop(role, None)
-            self._clock = None
-
     def _leave_out(self, role: Role, column: str) -> None:
         del self._columns[role]
         self._without_unit.add(column)
         self.notes.append(say("table.no_unit", column=sanitize_line(column)))
-
-    def _median_clock_ms(self, rows: Sequence[Row]) -> float:
-        if self._clock is None or "iteration" not in self._columns:
-            return math.nan
-        clock, column = StepClock(self._clock.clock.resolution_s), self._columns["iteration"]
-        shown = ((_parse_iteration(row.get(column)), self._clock.seconds(row)) for row in rows)
-        times = [
-            clock.step_ms(at, seconds) for at, seconds in shown if at is not None and seconds is not None
-        ]
-        times = [time for time in times if time > 0]
-        return median(times) if times else math.nan
 
     def _adopt_new_columns(self, row: Row) -> None:
         """A column that begins late: an evaluation's, for example."""
@@ -533,9 +417,9 @@ class MetricTable:
         if "split" in columns and str(row.get(columns["split"])).lower() in VAL_WORDS:
             loss, val_loss = None, loss
         if "iteration" in columns:
-            iteration = _parse_iteration(row.get(columns["iteration"]))
+            iteration = parse_iteration(row.get(columns["iteration"]))
         else:
-            iteration = _parse_iteration(row.get(columns["epoch"])) if self._counts_epochs else self._rows
+            iteration = parse_iteration(row.get(columns["epoch"])) if self._counts_epochs else self._rows
         if loss is not None and val_loss is not None and math.isnan(loss) != math.isnan(val_loss):
             # Where one is a number, NaN is how tables say that the other was not measured.
             loss, val_loss = (None, val_loss) if math.isnan(loss) else (loss, None)
@@ -712,7 +596,8 @@ class MetricTable:
             return False
         for name, total in self._totals.items():
             value = parse_cell(row.get(name))
-            if value is not None and value < _MAX_LAG * total * min(1, (iteration + 1) / (last + 1)):
+            expected = total * min(1, (iteration + 1) / (last + 1))
+            if value is not None and value < _MIN_LAGGING_SHARE * expected:
                 return True
         if iteration == last:
             is_repeated = self._repeats_counts and loss is not None
@@ -726,7 +611,8 @@ class MetricTable:
         known = self._recent.get(("loss", iteration))
         if known is None:
             return True
-        return not (abs(known - loss) <= _SAME_LOSS * abs(known) or (math.isnan(loss) and math.isnan(known)))
+        is_same = abs(known - loss) <= _MAX_SAME_LOSS_DIFFERENCE * abs(known)
+        return not (is_same or (math.isnan(loss) and math.isnan(known)))
 
     def _is_new(self, kind: str, iteration: int, value: float) -> bool:
         """False where another process wrote it already."""
@@ -750,7 +636,7 @@ class MetricTable:
             ms = self._clock.clock.step_ms(iteration, seconds)
         else:
             for role, unit in self._units.items():
-                ms = _known(parse_cell(row.get(columns[role]))) * _STEP_TIME_UNITS[unit]
+                ms = _known(parse_cell(row.get(columns[role]))) * STEP_TIME_UNITS[unit]
         self.builder.add_step(iteration, loss, ms=ms, line=self.builder.line, **values)
         self._first_of_process = self._first_of_process if self._process_steps else iteration
         self._process_steps += 1
@@ -803,7 +689,7 @@ def _is_total(name: str, rows: Sequence[Row]) -> bool:
     """Whether a column grows from row to row, but for a few restarts: a clock, tokens, costs."""
     values = [value for row in rows if (value := parse_cell(row.get(name))) is not None]
     grows = sum(later > value for value, later in pairwise(values))
-    return len(values) >= _MIN_GROWING_ROWS and grows >= _MIN_GROWING_SHARE * (len(values) - 1)
+    return len(values) >= _MIN_GROWING_ROWS and grows >= MIN_GROWING_SHARE * (len(values) - 1)
 
 
 def _is_filled(value: object) -> bool:

@@ -25,11 +25,8 @@ MIN_TRAIN_LOSSES = 5  # for the training loss at one point of the run
 # best evaluation of a small text it is a third of the training loss.
 MIN_GAP_NATS, MIN_GAP_SHARE, MAX_REQUIRED_GAP = 0.4, 0.5, 1.0
 MIN_GAP_STANDARD_ERRORS = 10.0
-MIN_GROWTH_EVALS, MAX_GROWTH_EVALS, MIN_GAP_GROWTH_NATS = (
-    6,
-    100,
-    0.1,
-)  # of a gap that grows: less is as of a usual run of new data
+# Of a gap that grows: a smaller growth is that of a usual run of new data.
+MIN_GROWTH_EVALS, MIN_GAP_GROWTH_NATS = 6, 0.1
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ How a log becomes a RunLog, in the order of the files to read:
     step_line.py     lines of names and values, which a trainer's file only declares
     step_form.py     the usual form of step lines, declared or learned: blocks of them are read at once
     fields.py        the numbers in a line of a trainer that nobody knows, and what each is
+    line_losses.py   which of them are its losses; progress_bar.py: what a bar beside them says
     step_clock.py    step times from a clock that lines or rows show
     header.py        lines before the first step: settings, sizes, device
     exit_status.py   lines of any program: tracebacks, out of memory, signals
@@ -30,6 +31,7 @@ GlassGPT's journal has records instead of lines: from_journal.py reads them. Tab
     table_files.py          CSV, lines of JSON, JSON documents -> rows
     tensorboard_events.py   TensorBoard's event files -> rows
     metric_columns.py       what a column is, by its name
+    table_time.py           which columns are clocks or step times, by their values
     metric_table.py         rows -> builder.add_step(...), add_eval(...)
     file_kinds.py           what a file is that cannot be read
 """

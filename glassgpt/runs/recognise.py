@@ -562,7 +562,7 @@ class LogReader:
 
 
 def _with_note_of_begin(run_log: RunLog) -> RunLog:
-    """Says it where a log begins within its run: with a resume, or because its beginning is elsewhere."""
+    """With a note where the log begins in the middle of a run: with a resume, or without its first lines."""
     steps, interval = run_log.steps, run_log.log_interval()
     if interval is None or run_log.is_excerpt or not run_log.has_iteration_numbers:
         return run_log

@@ -183,23 +183,23 @@ def _untangled(whole: RunLog) -> RunLog:
 
 
 def _printed_once(whole: RunLog) -> RunLog:
-    """With one segment of two that are one process in two forms: a bar with the loss, and buffered lines of
-    the same iterations and losses, which come after it. The lines have no times: theirs are the bar's."""
+    """Without the bar of a process whose buffered lines, with the same iterations and losses, come after it.
+    The lines have no times, and get those of the bar."""
     count, steps = len(whole.segments), whole.steps
     rows = np.searchsorted(steps.segment, range(count + 1)).tolist()
     dropped = np.zeros(len(steps.segment), dtype=bool)
-    ms, ends = steps.ms.copy(), [True] * count  # whether a segment stays
+    ms, is_kept = steps.ms.copy(), [True] * count
     for segment in range(1, count):
         bar, lines = slice(rows[segment - 1], rows[segment]), slice(rows[segment], rows[segment + 1])
         matching = _matching_rows(steps, bar, lines) if not whole.segments[segment].is_announced else None
         if matching is not None:
-            ms[lines], dropped[bar], ends[segment - 1] = steps.ms[matching], True, False
-    if all(ends):
+            ms[lines], dropped[bar], is_kept[segment - 1] = steps.ms[matching], True, False
+    if all(is_kept):
         return whole
-    index = np.cumsum([0, *ends[:-1]])
+    index = np.cumsum([0, *is_kept[:-1]])
     segments: list[LoggedProcess] = []
     begin: LoggedProcess | None = None  # of the process, where its bar began it
-    for process, stays in zip(whole.segments, ends, strict=True):
+    for process, stays in zip(whole.segments, is_kept, strict=True):
         begin = begin or process
         if stays:
             segments.append(
@@ -224,7 +224,7 @@ def _printed_once(whole: RunLog) -> RunLog:
 
 
 def _matching_rows(steps: Steps, bar: slice, lines: slice) -> Ints | None:
-    """Of each of the lines the bar's row with its loss; None where these are not the same iterations."""
+    """For each line, the bar's row with its loss; None where the two are not of the same iterations."""
     at, loss, line_loss = steps.iteration[bar], steps.loss[bar], steps.loss[lines]
     if len(line_loss) < _MIN_JUDGED_LINES or np.isfinite(steps.ms[lines]).any():
         return None

@@ -64,22 +64,6 @@ def parse_clock(value: object) -> float | None:
         return None
 
 
-def bar_seconds(clock: str) -> float:
-    """What a progress bar says has passed: 1:02:03 or 02:03; NaN for anything else."""
-    parts = clock.split(":")
-    if not all(part.isdecimal() for part in parts):
-        return math.nan
-    return float(sum(int(part) * 60**power for power, part in enumerate(reversed(parts))))
-
-
-def bar_step_ms(rate: str, unit: str) -> float:
-    """A progress bar's rate, of `it/s` or `s/it`, as the time of an iteration; NaN for ?it/s."""
-    number = float(rate) if rate.replace(".", "", 1).isdecimal() else 0.0
-    if not number:
-        return math.nan
-    return 1000 / number if unit == "it/s" else number * 1000
-
-
 def parse_timestamp(value: object) -> float | None:
     """Seconds since 1970, also of milli-, micro- and nanoseconds."""
     seconds = parse_clock(value)

@@ -11,7 +11,8 @@ bounded memory; only a JSON document has to be read whole. Of special kinds:
     Keras's history                         {"loss": [4.1, 3.9], "val_loss": [4.2, 4.0]}
     MLflow's CSV                            Run,metric,step,value: a row for each value
 
-metric_columns.py has the names of columns, metric_table.py what happens to rows.
+metric_columns.py has the names of columns, table_time.py which of them are clocks, metric_table.py what
+happens to rows.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ from glassgpt.i18n import say
 from glassgpt.runs.lines import whole_lines
 from glassgpt.runs.log_numbers import parse_cell
 from glassgpt.runs.metric_columns import metric_of, normalise, role_of
-from glassgpt.runs.metric_table import MetricTable, Row
+from glassgpt.runs.metric_table import MetricTable
 from glassgpt.runs.run_log import RunLog
+from glassgpt.runs.table_time import Row
 from glassgpt.runs.trainers import TRAINERS
 from glassgpt.sanitize import sanitize_line
 

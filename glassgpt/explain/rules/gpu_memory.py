@@ -31,19 +31,19 @@ MIN_OTHER_PROCESSES_SHARE = 0.05  # of the card: less is not mentioned
 MIN_FRAGMENTED_BYTES = 2**28  # reserved but unallocated; also at least twice the requested bytes
 MAX_BATCH_SIZE = 1e5  # whose divisors are tried
 MAX_MODEL_DIMENSION = 1e8  # a larger number in a log is an error
-MAX_SHOWN_LINES = 8  # the last ones
+MAX_SHOWN_LINES = 8  # of the log, with such errors: the last ones
 MAX_QUOTED_CHARS = 120  # of the log line with the error
 MAX_LAYERS = 1000  # of a model for which fewer layers are tried
 
 # The kernel, a cgroup (SLURM, Docker, Kubernetes) killed a process: host memory, not the card's.
 _HOST_KILL = re.compile(r"oom[-_]kill|cgroup|oom[-_ ]?killed|out of memory: kill", re.IGNORECASE)
 
-# Functions of torch, Transformers, Accelerate and DeepSpeed: where a batch is computed; and where a model is
-# loaded, moved to a card, or wrapped.
+# Functions of torch, Transformers, Accelerate and DeepSpeed that compute a batch.
 _COMPUTING = {
     "forward", "_call_impl", "backward", "run_backward", "training_step", "train_step", "compute_loss",
     "generate",
 }  # fmt: skip
+# That load a model, move it to a card, or wrap it.
 _LOADING = {
     "from_pretrained", "_load_pretrained_model", "load_state_dict", "_load_state_dict_into_model",
     "_load_state_dict_into_meta_model", "load_checkpoint_in_model", "_apply", "prepare", "prepare_model",
@@ -227,8 +227,8 @@ def oom(analysis: Analysis) -> Finding | None:
 
 
 def _was_loading(events: Sequence[LogEvent]) -> bool:
-    """Whether the last of them with a known traceback is from before the first batch, by its innermost call
-    that tells."""
+    """Whether memory ran out before the first batch, by the innermost of these functions in the last
+    traceback."""
     frames = next((event.frames for event in reversed(events) if event.frames), ())
     return next((one in _LOADING for one in reversed(frames) if one in _COMPUTING | _LOADING), False)
 

@@ -41,8 +41,8 @@ MIN_END_LOSSES = 3
 MAX_SLOWING_SHARE = 0.6  # the fall in the last twentieth over that at the slope of the last third
 TRAIN_LOSS = "train loss"
 MIN_REPEATED_EPOCHS = 2.0  # passes over the data: from there on a falling training loss may be memorising
-# The last learning rate over the highest: below the first it has run out, above the second it has not fallen.
-# From the third on, it is at it.
+# The last learning rate over the highest: below the first it has run out, above the second it has
+# hardly fallen, from the third on not at all.
 MAX_DECAYED_LR_SHARE, MIN_UNDECAYED_LR_SHARE, MAX_PEAK_LR_SHARE = 0.105, 0.9, 0.995
 END_QUARTER = 0.25  # of the losses: these, too, have to fall by more than their noise
 

@@ -53,7 +53,8 @@ _WEB_TEXT = re.compile(r"webtext|\bowt|fineweb|slimpajama|redpajama|\bc4\b|\bpil
 _SHAKESPEARE = re.compile(r"shakespeare.?char", re.I)
 # For ppl-vs-loss: a validation loss above these, in terms of ln(vocab_size), is none.
 MAX_LOSS_OVER_CHANCE, MAX_LOSS_OVER_GPT2_CHANCE = 1.5, 1.2
-MIN_LOG_PPL_TO_TRAIN_LOSS = 0.6  # ln(val loss) over train loss: less does not fit either; nor its inverse
+# ln(val loss) over train loss: the logarithm may be a loss where this is between the number and its inverse.
+MIN_LOG_PPL_TO_TRAIN_LOSS = 0.6
 
 
 def init_loss(analysis: Analysis) -> Finding | None:

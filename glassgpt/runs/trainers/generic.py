@@ -6,8 +6,8 @@
     Epoch 3/10 | train loss 3.21 | val loss 3.30
     [Val] Epoch 3: Loss=3.30, Accuracy=0.31
 
-One idea reads them all. fields.py takes a line apart into numbers and what each is. Then a line is one of a
-few things, by the fields that it has:
+One idea reads them all. fields.py takes a line apart into numbers and what each is, line_losses.py says which
+of them are its losses. Then a line is one of a few things, by the fields that it has:
 
     a count and a training loss       a step; with a validation loss, an evaluation too
     an epoch and a training loss      an iteration, where nothing else is counted; else a summary
@@ -31,11 +31,13 @@ from glassgpt.i18n import say
 from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.exit_status import spent_seconds
 from glassgpt.runs.fields import SPLITS, Field, Line, read_line, step_values
-from glassgpt.runs.log_numbers import MAX_COUNT, parse_number
-from glassgpt.runs.metric_columns import PART_RANK, metric_of
+from glassgpt.runs.line_losses import LossFinder, mean_loss
+from glassgpt.runs.log_numbers import MAX_COUNT, loss_of_perplexity
+from glassgpt.runs.metric_columns import metric_of
 from glassgpt.runs.prefixes import clock_us
+from glassgpt.runs.progress_bar import BarStep, ProgressBar
 from glassgpt.runs.save_lines import read_save, save_begins
-from glassgpt.runs.step_clock import StepClock, bar_seconds, parse_clock
+from glassgpt.runs.step_clock import StepClock, parse_clock
 from glassgpt.runs.step_form import StepForm
 from glassgpt.runs.step_line import add_values
 from glassgpt.runs.trainer import Trainer
@@ -70,11 +72,7 @@ _TITLE_WORDS = {
 }  # fmt: skip
 _MAX_TITLE_WORDS = 6
 
-_NOT_LOSSES = re.compile(r"\b(?:acc|accuracy|err|error|f1|auc|iou|r2|mae|size|samples|examples|batches)\b|%")
-_OF_VALIDATION = frozenset({"score", "error_rate"})  # a line with BLEU, say
 _GLOBAL = re.compile(r"global[ _]step|num_updates", re.IGNORECASE)  # of the run, whatever else is counted
-_MAX_LOSS_RATIO = 1.5  # of a number after `validation:` and the training loss, for it to be a loss
-_MIN_SUMMED_LOSS = 2.0  # over ln(perplexity): such a loss is a sum over tokens
 _EPOCH_OVER_BATCH = re.compile(r"\b(TRAIN|CV) Batch (\d{1,9})/(\d{1,9})(?= loss )")  # as WeNet prints them
 _OF_BATCHES = re.compile(r"\b(\d{1,9})epoch:(train|valid):\d{1,9}-(\d{1,9})batch: ")  # as ESPnet does
 _SCALES = {"k": 1000, "m": 1_000_000}
@@ -84,12 +82,6 @@ _BATCH = re.compile(r"\bglobal[ _]batch[ _]size\b\W{1,8}(\d{1,9})\b", re.IGNOREC
 _LINES_PER_FORM, _MAX_PATTERNS = 32, 64
 _MAX_STAMP_ERROR_S = 1.0  # of two stamps in whole seconds
 _TIME_OF_DAY = re.compile(r"\b\d{2}:\d{2}:\d{2}(?:\.\d{1,9})?")
-_BAR_CLOCK = re.compile(
-    r"%\|[^|]{0,300}\|\s*(\d{1,12})/(\d{1,12}) "
-    r"\[([\d:]{4,12})<[\d:?]{1,12}(?:, {0,2}([\d.]{1,12})(?:s/it|it/s))?"
-)
-_MIN_BAR_S = 10.0  # between two lines, for the difference of whole seconds to be a time
-_MIN_POSTFIX_DECIMALS, _MAX_POSTFIX_REPEATS = 3, 200
 _MIN_UNCOUNTED, _MAX_UNCOUNTED = 3, 100_000  # lines without a count, before one with it
 _MIN_INTERVALS = 3  # so many times of intervals: all are
 _STAMP = ".000"  # how exactly a line's prefix says the time
@@ -116,17 +108,6 @@ class _Uncounted(NamedTuple):
     clock: str
 
 
-class _BarStep(NamedTuple):
-    """A line of a progress bar."""
-
-    iteration: int
-    step: Field | None
-    loss: Field
-    line: Line
-    at: int  # its number in the file
-    is_batch: bool  # it counts within an epoch
-
-
 class GenericReader:
     """Keeps track of the epoch: where lines count within an epoch, earlier epochs' iterations are added."""
 
@@ -144,32 +125,22 @@ class GenericReader:
         self._first_batch = 1
         self._batches = 0  # of an epoch, where lines say it
         self._evaluated_at: int | None = None
-        self._has_val_loss = False  # a test loss beside it is another one's
+        self._losses = LossFinder()
         self._val_lines = self._val_changes = 0  # steps with a validation loss; with another than before
         self._clock: StepClock | None = None  # where lines say the time since the start
         self._counts_epochs = True  # no line has had a step so far
         self._held: _Epoch | None = None  # the first one: a summary, if steps follow
         self._title: Field | None = None  # the count that the next losses are of
-        self._section = ""  # the split of the next lines, by a title
-        self._loss_name: str | None = None  # of those that are not the loss, the one that is taken
-        self._has_perplexities = False  # steps with a perplexity instead of a loss
-        self._has_named_steps = False  # steps whose loss is called so, not just `train`
-        self._val_is_alone = False  # evaluations do not call their loss so
         self._gap: int | None = None  # between the steps of two lines, as they say it
-        self._names_nothing = False  # makemore's steps: `  10000/ 200000: 2.0322`
         self._latest_clock_s: float | None = None  # of the latest step, where its line says a time too
         self._intervals = 0  # lines whose time was that since the line before, by their stamps
-        self._steps_have_f1 = False
         self._count = 0  # of lines that count no updates: samples, or epochs several times
         self._uncounted: list[_Uncounted] = []  # of this epoch, until a count shows what they are
         self._are_batches = False  # these lines: one each
         self._counted_lines = 0, 0  # that are batches: their epoch, how many so far
         self._count_line = ""  # the line before, where it has a count and no loss
-        self._bar_loss, self._bar_repeats, self._bar_changes = "", 0, 0  # of a progress bar's lines
-        self._bar_at: int | None = None  # its latest iteration
-        self._bar_held: list[_BarStep] = []  # that repeat the first loss
-        self._bar_counts_run = False
-        self._bar_clock: tuple[int, float] | None = None  # its latest iteration with a new loss, and seconds
+
+        self._bar = ProgressBar()
 
     # --- what a line is ---
 
@@ -182,7 +153,7 @@ class GenericReader:
         if count_line and line.of("loss") and line.of("iteration", "epoch", "batch") is None:
             line = read_line(f"{count_line} | {text}")  # a step on two lines
         text, lower = line.text, line.text.lower()
-        loss, val_loss = self._losses(line, builder)
+        loss, val_loss = self._losses.find(line, builder)
         if loss is None and val_loss is None:
             return self._read_words(line, lower, builder)
         first = min(one.span[0] for one in (loss, val_loss, line.of("iteration")) if one is not None)
@@ -206,107 +177,6 @@ class GenericReader:
             return True
         return self._read_loss(line, loss, val_loss, builder)
 
-    def _losses(self, line: Line, builder: RunBuilder) -> tuple[Field | None, Field | None]:
-        """The training loss and the validation loss of a line."""
-        found = [one for one in line.fields if one.role in ("loss", "val_loss") and one.unit != "%"]
-        if not found:
-            loss, val_loss = self._unnamed_losses(line, builder)
-            return loss if loss or val_loss else self._log_perplexity(line, builder), val_loss
-        if not any(one.split for one in found):
-            split = self._section if line.of("iteration") is None else ""
-            if self._has_score_of_validation(line, builder):
-                split = "val"
-            if split in ("val", "test"):
-                found = [one._replace(role="val_loss", split=split) for one in found]
-        plain = [one for one in found if one.rank < PART_RANK]
-        losses = [one for one in plain if one.role == "loss"]
-        val_losses = sorted(
-            (one for one in plain if one.role == "val_loss"), key=lambda one: (one.split == "test", one.rank)
-        )
-        val_loss = val_losses[0] if val_losses else None
-        if val_loss is not None and val_loss.split == "test" and self._has_val_loss:
-            val_loss = None
-        if losses:
-            return min(losses, key=lambda one: one.rank), val_loss
-        parts = [one for one in found if one.rank >= PART_RANK]
-        val_loss = val_loss or next((one for one in parts if one.role == "val_loss"), None)
-        return self._other_loss(line, [one for one in parts if one.role == "loss"], builder), val_loss
-
-    def _has_score_of_validation(self, line: Line, builder: RunBuilder) -> bool:
-        """Of generated text, which no training step has: BLEU, a word error rate. An F1 or an AUC is one of a
-        validation only where the steps before have none: a classifier may print it at each."""
-        scores = [
-            one.name.lower().endswith(("f1", "auc", "auroc"))
-            for one in line.fields
-            if one.is_metric and (metric := metric_of(one.name)) and metric.kind in _OF_VALIDATION
-        ]
-        if scores and all(scores):
-            self._steps_have_f1 = self._steps_have_f1 or not (builder.has_steps or builder.holds_step)
-        return bool(scores) and not (self._steps_have_f1 and all(scores))
-
-    def _unnamed_losses(self, line: Line, builder: RunBuilder) -> tuple[Field | None, Field | None]:
-        """That are called by their split alone: `Epoch 5 -- train: 0.52  val: 0.60`. makemore's steps are not
-        called anything: `  10000/ 200000: 2.0322`, and at the end `train 2.0674` and `val 2.1056`."""
-        if not line.words and len(line.fields) == 2 and line.fields[0].total and line.fields[1].is_decimal:
-            self._names_nothing = self._names_nothing or not builder.has_steps
-            return (line.fields[1] if self._names_nothing else None), None
-        if "%|" in line.text and (
-            short := next((one for one in line.fields if one.name in ("L", "l") and one.is_decimal), None)
-        ):
-            return short, None  # of a bar, where names are short: L=5.9647
-        named = {
-            one.split: one
-            for one in reversed(line.fields)
-            if one.name.lower() in SPLITS and one.is_decimal and not one.unit
-        }
-        train_loss, val_loss = named.get("train"), named.get("val") or named.get("test")
-        is_alone = self._names_nothing and len(line.words) == 1
-        if _NOT_LOSSES.search(line.text.lower()):
-            return None, None
-        if val_loss is not None and train_loss is None and not is_alone:
-            is_alone = self._is_val_loss(val_loss, builder)
-        return (train_loss, val_loss) if is_alone or (train_loss and val_loss) else (None, None)
-
-    def _is_val_loss(self, alone: Field, builder: RunBuilder) -> bool:
-        """`>> validation: 3.966 | best 3.966` after steps with a loss near that. An accuracy is not above 1,
-        and a percentage far from the loss."""
-        near = 1 / _MAX_LOSS_RATIO < alone.value / (builder.last_loss or math.nan) < _MAX_LOSS_RATIO
-        is_first = self._has_named_steps and not self._has_val_loss and near and alone.value > 1
-        self._val_is_alone = self._val_is_alone or is_first
-        return self._val_is_alone
-
-    def _log_perplexity(self, line: Line, builder: RunBuilder) -> Field | None:
-        """Of a step that has a perplexity instead of a loss: `Epoch  2,  50/725; acc: 4; ppl: 22.37`."""
-        count = line.of("iteration", "epoch", "batch")
-        if count is None or not count.is_count or self._section in ("val", "test"):
-            return None
-        if builder.has_steps and not self._has_perplexities:
-            return None
-        for one in line.fields:
-            metric = metric_of(one.name) if one.is_metric else None
-            if metric and metric.kind == "perplexity" and not metric.is_eval and one.split in ("", "train"):
-                if not self._has_perplexities:
-                    builder.notes.append(say("log.loss_of_perplexity", name=one.name))
-                self._has_perplexities = True
-                return one._replace(role="loss", text=str(math.log(max(one.value, 1.0))))
-        return None
-
-    def _other_loss(self, line: Line, found: list[Field], builder: RunBuilder) -> Field | None:
-        """The first of several losses, none of which is called just so; later only the same one."""
-        is_new = self._loss_name is None
-        if line.of("iteration", "epoch", "batch") is None or (is_new and builder.has_steps):
-            return None
-        loss = next((one for one in found if is_new or one.name.lower() == self._loss_name), None)
-        if loss is not None and is_new:
-            self._loss_name = loss.name.lower()
-            others = ", ".join(one.name for one in found if one is not loss)[:200]
-            builder.notes.append(
-                say("log.loss_taken", name=loss.name, others=others)
-                if others
-                else say("log.only_loss", name=loss.name)
-            )
-        return loss
-
     def _read_words(self, line: Line, lower: str, builder: RunBuilder) -> bool:
         """A line without a loss: a save, the end, a title, or a perplexity."""
         is_end = _END.match(lower) or self._ends_last_epoch(lower)
@@ -322,11 +192,12 @@ class GenericReader:
         else:
             count = line.of("iteration", "batch")
             self._count_line = line.text if count is not None and count.is_count else ""
-            for one in () if self._has_val_loss else line.fields:
+            for one in () if self._losses.has_val_loss else line.fields:
                 metric = metric_of(one.name) if one.is_metric else None
-                is_eval = metric and "val" in (one.split, self._section, "val" if metric.is_eval else "")
+                splits = {one.split, self._losses.section, "val" if metric and metric.is_eval else ""}
+                is_eval = metric and "val" in splits
                 if metric and is_eval and metric.kind == "perplexity":
-                    text = str(math.log(max(one.value, 1.0)))
+                    text = str(loss_of_perplexity(one.value))
                     return self._read_eval(line, lower, one._replace(text=text, split=""), builder)
         return False
 
@@ -345,7 +216,7 @@ class GenericReader:
         if not is_epochs and any(not (one.role or one.unit or ":" in one.text) for one in line.fields):
             return False
         if (count is not None and count.is_count) or not line.fields:
-            self._section = next((SPLITS[word] for word in line.words if word in SPLITS), "")
+            self._losses.section = next((SPLITS[word] for word in line.words if word in SPLITS), "")
         if count is not None and count.is_count:
             self._title = count
             self._note_epoch(line)
@@ -365,13 +236,14 @@ class GenericReader:
             return self._read_uncounted(loss, builder)
         is_named = loss.role is not None
         is_other = step is not None and step.is_count and not is_named
-        if step is not None and is_other and val_loss and (self._has_named_steps or step.split == "val"):
+        is_after_named = step is not None and (self._losses.has_named_steps or step.split == "val")
+        if step is not None and is_other and is_after_named and val_loss:
             self._add_eval(self._earlier_iterations + step.number, val_loss, builder, loss)
             return True
         if self._read_step_line(line, loss, step, epoch, batch, builder):
             self._drop_held(builder)
-            self._counts_epochs, self._title, self._section = False, None, ""
-            self._has_named_steps = self._has_named_steps or is_named
+            self._counts_epochs, self._title, self._losses.section = False, None, ""
+            self._losses.has_named_steps |= is_named
             if val_loss is not None:
                 self._add_eval_of_line(val_loss, loss, line, builder)
             return True
@@ -400,7 +272,7 @@ class GenericReader:
         if title is not None and self._counts_epochs:
             self._read_epoch(title, loss, val_loss, line, builder)
             return True
-        is_eval = val_loss is not None or (self._names_nothing and not is_named)
+        is_eval = val_loss is not None or (self._losses.names_nothing and not is_named)
         if is_eval and not self._counts_epochs and len(line.words) <= _MAX_TITLE_WORDS:
             self._add_eval(builder.last_iteration, val_loss, builder, loss)
         return is_eval and not is_named
@@ -573,24 +445,24 @@ class GenericReader:
         """`step`: where the line says the iteration, if a form can be learned from it. `is_new`: the line has
         not waited."""
         is_bar = "%|" in line.text
-        held = _BarStep(iteration, step, loss, line, builder.line, is_batch)
-        bar = _BAR_CLOCK.search(line.text) if is_bar else None
-        bar_s = None if bar is None else self._read_bar_clock(bar, iteration, builder)
-        if is_bar and is_new and self._repeats_postfix(held, builder):
-            builder.iterations_done = iteration
-            return
+        clock = self._bar.read_clock(line.text, iteration, builder) if is_bar else None
+        if is_bar and is_new:
+            if self._bar.repeats_loss(BarStep(iteration, step, loss, line, builder.line, is_batch)):
+                builder.iterations_done = iteration
+                return
+            self._release_bar(builder)
         values = step_values(line, is_batch)
         columns = {name: found.value for name, found in values.items()}
-        if bar is not None and bar_s is not None and bar[4] is not None:
-            self._use_bar_clock(iteration, bar_s, parse_number(bar[4]), columns, builder)
+        if clock is not None:
+            self._bar.measure_step(iteration, clock, columns, builder)
         if columns.get("ms") == 0:  # minGPT's first iteration: not measured
             del columns["ms"]
         elapsed_s, shown = columns.pop("elapsed_s", None), ""
         if elapsed_s is not None:
             shown = line.text[slice(*values["elapsed_s"].span)]
         elif builder.clock and columns.keys().isdisjoint(("ms", "s", "it_per_s")):
-            clock = clock_us(builder.clock)
-            elapsed_s, shown = (None, "") if clock is None else (clock / 1e6, _STAMP)
+            stamp_us = clock_us(builder.clock)
+            elapsed_s, shown = (None, "") if stamp_us is None else (stamp_us / 1e6, _STAMP)
         if elapsed_s is not None:
             if self._clock is None:
                 self._clock = StepClock.of_values([shown])
@@ -625,62 +497,15 @@ class GenericReader:
                     {*self._patterns, form.pattern} if len(self._patterns) < _MAX_PATTERNS else set()
                 )
 
-    def _repeats_postfix(self, held: _BarStep, builder: RunBuilder) -> bool:
-        """A bar moves at each step; a loop that sets its postfix rarely shows the same loss till then. It is
-        drawn anew where it does not move. Lines that repeat the first loss wait for another one: a loss that
-        stays from the start, or for good, is what the training does."""
-        loss, bar = held.loss.text, _BAR_CLOCK.search(held.line.text)
-        is_same = loss == self._bar_loss and len(loss.partition(".")[2]) >= _MIN_POSTFIX_DECIMALS
-        is_set = held.iteration == self._bar_at and bar is not None and bar[1] != bar[2]
-        self._bar_loss, self._bar_at = loss, held.iteration
-        self._bar_changes += not is_same
-        if not is_same or (is_set and self._bar_changes > 1):
-            self._bar_repeats, self._bar_held = 0, []
-            return False
-        self._bar_repeats += 1
-        is_repeated = self._bar_repeats < _MAX_POSTFIX_REPEATS
-        if self._bar_changes == 1 and is_repeated:
-            self._bar_held.append(held)
-        elif self._bar_changes == 1:
-            self._release_bar(builder)
-        return is_repeated
-
     def _release_bar(self, builder: RunBuilder) -> None:
-        """The first loss did not change: these are steps."""
-        waiting, self._bar_held, now = self._bar_held, [], builder.line
-        for held in waiting:
+        """Add the steps that the bar has held back."""
+        now = builder.line
+        for held in self._bar.take_held():
             builder.line = held.at
             self._add_step(
                 held.iteration, held.step, held.loss, held.line, builder, held.is_batch, is_new=False
             )
         builder.line = now
-
-    def _read_bar_clock(self, bar: re.Match[str], iteration: int, builder: RunBuilder) -> float | None:
-        """Its seconds. Where it counts the whole run, not an epoch, that is how long the run took so far."""
-        if int(bar[1]) == iteration and (self._bar_counts_run or not builder.has_steps):
-            self._bar_counts_run, seconds = True, bar_seconds(bar[3])
-            if builder.has_steps:  # the setup at the first step has priority over a later one
-                builder.setup.values["wall_s"] = seconds
-            return seconds
-        if self._bar_counts_run:
-            builder.setup.values.pop("wall_s", None)
-        self._bar_counts_run = False
-        return None
-
-    def _use_bar_clock(
-        self, iteration: int, seconds: float, rate: float, columns: dict[str, float], builder: RunBuilder
-    ) -> None:
-        """A bar's rate is a moving average. The time since its previous line with a loss is none, if its
-        seconds are enough."""
-        before, self._bar_clock = self._bar_clock, (iteration, seconds)
-        is_timed = before is not None and iteration > before[0] and seconds - before[1] >= _MIN_BAR_S
-        if before is None or not is_timed or rate not in (columns.get("s"), columns.get("it_per_s")):
-            return
-        for name in ("s", "it_per_s"):
-            columns.pop(name, None)
-        columns["ms"] = (seconds - before[1]) / (iteration - before[0]) * 1000
-        if not builder.trainer.step_time_is_interval_mean:
-            builder.trainer = replace(builder.trainer, step_time_is_interval_mean=True)
 
     def skip_steps(self, columns: dict[str, list[float]]) -> None:
         """Lines of the form were read together. The times since the start become those of steps."""
@@ -741,7 +566,7 @@ class GenericReader:
         builder.release_step(held.number)
         builder.add_metrics(held.line.metrics, held.number)
         if held.val_loss is not None:
-            self._has_val_loss = self._has_val_loss or held.val_loss.split == "val"
+            self._losses.has_val_loss |= held.val_loss.split == "val"
             builder.add_eval(held.number, held.val_loss.value, line=held.at)
 
     def _drop_held(self, builder: RunBuilder) -> None:
@@ -776,7 +601,7 @@ class GenericReader:
 
     def _read_eval(self, line: Line, lower: str, val_loss: Field, builder: RunBuilder) -> bool:
         step, epoch, last = line.of("iteration"), line.of("epoch"), builder.last_iteration
-        val_loss = _mean_loss(val_loss, line)
+        val_loss = mean_loss(val_loss, line)
         if step is not None and step.is_count:
             at = step.number + (0 if _GLOBAL.fullmatch(step.name) else self._earlier_iterations)
             self._add_eval(at, val_loss, builder, is_late=last is not None and at < last, line=line)
@@ -804,7 +629,7 @@ class GenericReader:
         is_new = (last, val_loss.value) != (self._evaluated_at, builder.last_val_loss)
         if last is not None and (is_alone or is_new):
             self._add_eval(last, val_loss, builder, line=line)
-        return self._names_nothing
+        return self._losses.names_nothing
 
     def _add_eval_of_line(self, val_loss: Field, loss: Field, line: Line, builder: RunBuilder) -> None:
         # A line may show the latest validation loss until there is another; unless most lines have another.
@@ -828,7 +653,7 @@ class GenericReader:
     ) -> None:
         """`line`: of nothing but this evaluation, with its metrics."""
         self._evaluated_at = at
-        self._has_val_loss = self._has_val_loss or (val_loss is not None and val_loss.split == "val")
+        self._losses.has_val_loss |= val_loss is not None and val_loss.split == "val"
         value, train_value = (None if one is None else one.value for one in (val_loss, train_loss))
         builder.add_eval(at, value, train_value, is_late=is_late)
         if line is not None:
@@ -840,14 +665,6 @@ class GenericReader:
         step = line.of("iteration")
         number = step.number if step is not None and step.is_count else None
         read_save(lower, builder, builder.last_iteration, number, counts_epochs=self._counts_epochs)
-
-
-def _mean_loss(loss: Field, line: Line) -> Field:
-    """Of a sum over tokens, which shows beside its perplexity, the logarithm of that."""
-    ppl = [one for one in line.fields if one.is_metric and one.name.lower().endswith(("ppl", "perplexity"))]
-    log_perplexity = math.log(max(ppl[0].value, 1.0)) if ppl else math.nan
-    is_sum = loss.value > _MIN_SUMMED_LOSS * log_perplexity > 0
-    return loss._replace(text=str(log_perplexity)) if is_sum else loss
 
 
 def _fixed_spans(line: Line) -> list[tuple[int, int]]:

@@ -33,7 +33,7 @@ from glassgpt.i18n import say
 from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.log_numbers import COUNT, MAX_COUNT, MAX_FLOPS, NUMBER, parse_norm, parse_number
 from glassgpt.runs.metric_columns import is_reinforcement
-from glassgpt.runs.step_clock import bar_seconds, bar_step_ms
+from glassgpt.runs.progress_bar import MIN_BAR_S, bar_seconds, bar_step_ms
 from glassgpt.runs.trainer import Trainer
 
 _DICT = re.compile(r"\{['\"][^{}]{1,8000}\}")
@@ -43,12 +43,11 @@ _BAR = re.compile(
     r"(?:^|\})\s*\d{1,3}%(?:\|[^|]{0,300}\|)?\s*(\d{1,15})/(\d{1,15}) "
     r"\[([\d:]{1,12})<[^\]]{0,30}?([\d.]{1,12}|\?)(it/s|s/it)"
 )
-_SAVE = re.compile(
-    r"(?<!to )\b[Ss]av(?:ing|ed|e)\b.{0,400}?\bcheckpoint-(\d{1,15})\b"
-)  # the model, its tokenizer
+# Of the model, its tokenizer, …
+_SAVE = re.compile(r"(?<!to )\b[Ss]av(?:ing|ed|e)\b.{0,400}?\bcheckpoint-(\d{1,15})\b")
 _EVAL_METRIC = re.compile(rf"\s{{0,8}}eval_loss\s{{1,80}}=\s{{1,20}}{NUMBER}\s*$")  # below `eval metrics`
 _BEST = re.compile(r"checkpoint-(\d{1,15})\W{0,3}$")
-# The second is a warning about arguments that were others before.
+# The second is a warning about arguments that differ from those of the checkpoint.
 _RESUME = re.compile(
     r"\b(?:Resuming|Continuing) training from (?:checkpoint|global step|epoch)"
     r"|do not match the ones in the `trainer_state\.json` within the checkpoint"
@@ -70,7 +69,6 @@ _ROUNDING_OF_RATE = 0.0005  # the Trainer prints three decimals
 _ROUNDING_OF_METRIC = 0.0001  # of the same one, in a dict before
 _MIN_EPOCHS = 3  # dicts, to number them
 _MIN_COMMON = 3  # values of two dicts that tell that they are one
-_MIN_BAR_S = 10.0  # between two lines, for the difference of whole seconds to be a time
 
 
 class TrainerReader:
@@ -332,7 +330,7 @@ class TrainerReader:
             if seconds >= previous_seconds:
                 ms = (seconds - previous_seconds) / updates * 1000
             elif self._bar_moved:
-                ms = bar_s / updates * 1000 if bar_s >= _MIN_BAR_S else self._bar_step_ms
+                ms = bar_s / updates * 1000 if bar_s >= MIN_BAR_S else self._bar_step_ms
         self._bar_moved, self._eval_s = False, 0.0
         devices = builder.setup.values.get("world_size")
         speed = parse_number(values.get("tokens_per_second_per_gpu", "nan"))

@@ -17,7 +17,8 @@ import re
 from glassgpt.i18n import say
 from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.log_numbers import MAX_COUNT, NUMBER, parse_number
-from glassgpt.runs.step_clock import StepClock, bar_seconds
+from glassgpt.runs.progress_bar import bar_seconds
+from glassgpt.runs.step_clock import StepClock
 from glassgpt.runs.step_line import StepLine, add_values
 from glassgpt.runs.trainer import Trainer
 

@@ -12,12 +12,11 @@ Where one of these is logged, it is the validation loss.
 
 from __future__ import annotations
 
-import math
 import re
 
 from glassgpt.i18n import say
 from glassgpt.runs.builder import RunBuilder
-from glassgpt.runs.log_numbers import MAX_COUNT, NUMBER, parse_number
+from glassgpt.runs.log_numbers import MAX_COUNT, NUMBER, loss_of_perplexity, parse_number
 from glassgpt.runs.step_line import StepLine, add_values
 from glassgpt.runs.trainer import Trainer
 
@@ -74,7 +73,7 @@ class MarianReader:
             self._sum = at, value, builder.line
         elif name in ("perplexity", "ce-mean-words") and self._evaluated_at != at:
             self._sum, self._evaluated_at = None, at
-            builder.add_eval(at, math.log(max(value, 1.0)) if name == "perplexity" else value)
+            builder.add_eval(at, loss_of_perplexity(value) if name == "perplexity" else value)
         builder.add_metrics({f"val {name}": value}, at)
 
     def close(self, builder: RunBuilder) -> None:

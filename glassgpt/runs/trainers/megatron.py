@@ -6,8 +6,8 @@
     Training epoch 0, iteration 9/99 | lr: 3e-06 | reduced_train_loss: 10.31 | train_step_timing in s: 4.5
 
 Loss and time are means since the previous line; the time excludes evaluations. An iteration whose loss is NaN
-is skipped, and counted at the end of the line. A line without a loss, which stands before the loss scale, has
-no iteration with a finite one, or only skipped ones. Without a scaler (loss scale 1.0) none is skipped.
+is skipped, and counted at the end of the line. A line with a loss scale and no loss is of iterations whose
+losses were not finite, or that were all skipped. Without a scaler (loss scale 1.0) none is skipped.
 """
 
 from __future__ import annotations

@@ -481,7 +481,8 @@ class RunBuilder:
             self._events.append(replace(event, frames=tuple(self._frames)) if kind == "oom" else event)
         if kind != "traceback":
             self._frames.clear()
-        alike = [one for one in self._events if one.kind == kind] if len(self._events) % 100 == 0 else []
+        is_due = is_stored and len(self._events) % 100 == 0
+        alike = [one for one in self._events if one.kind == kind] if is_due else []
         if len(alike) > _MAX_EVENTS_PER_KIND:  # the first and the last tell most
             dropped = set(map(id, alike[_MAX_EVENTS_PER_KIND // 2 : -_MAX_EVENTS_PER_KIND // 2]))
             self._events = [one for one in self._events if id(one) not in dropped]
@@ -493,6 +494,7 @@ class RunBuilder:
     def forget_events(self) -> None:
         self._events.clear()
         self._event_counts.clear()
+        self._frames.clear()
         self._event_total, self.in_traceback = 0, False
 
     def set_exception(self, text: str) -> None:

@@ -82,7 +82,7 @@ _BATCH = re.compile(r"\bglobal[ _]batch[ _]size\b\W{1,8}(\d{1,9})\b", re.IGNOREC
 _LINES_PER_FORM, _MAX_PATTERNS = 32, 64
 _MAX_STAMP_ERROR_S = 1.0  # of two stamps in whole seconds
 _TIME_OF_DAY = re.compile(r"\b\d{2}:\d{2}:\d{2}(?:\.\d{1,9})?")
-_MIN_UNCOUNTED, _MAX_UNCOUNTED = 3, 100_000  # lines without a count, before one with it
+_MIN_UNCOUNTED, _MAX_UNCOUNTED = 3, 10_000  # lines without a count, before one with it
 _MIN_INTERVALS = 3  # so many times of intervals: all are
 _STAMP = ".000"  # how exactly a line's prefix says the time
 

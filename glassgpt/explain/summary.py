@@ -192,6 +192,7 @@ def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
         and not (facts.best_val_loss is None and _training_loss_is_level(run_log, facts))
         and not is_short
         and not _repeats_iterations(run_log)
+        and not _val_loss_spikes(run_log)
         and not any(one.id == "gap-growth" for one in findings)
         and not (facts.loss_ends is not None and 0 < facts.loss_ends["last"] < MIN_LOSS_TUNED)
         and not any(
@@ -338,6 +339,13 @@ def _has_risen_slightly(facts: Facts) -> bool:
 def _repeats_iterations(run_log: RunLog) -> bool:
     """Whether a restart did iterations again."""
     return run_log.has_iteration_numbers and bool(np.any(np.diff(run_log.steps.iteration) <= 0))
+
+
+def _val_loss_spikes(run_log: RunLog) -> bool:
+    """Whether an evaluation is far above both of its neighbours."""
+    values = np.array([one.val_loss for one in run_log.evals if one.val_loss is not None], dtype=float)
+    beside = np.maximum(values[:-2], values[2:])
+    return bool(np.any(values[1:-1] > MIN_SPIKE_RATIO * np.abs(beside)))
 
 
 def _few_lines_sentences(run_log: RunLog, facts: Facts) -> list[str]:

@@ -357,6 +357,15 @@ def test_a_late_part_without_evaluations_is_told() -> None:
         assert (translate("verdict.last_loss_is_best", best="3.5000") in said) != is_said
 
 
+def test_nothing_is_wrong_is_not_said_of_evaluations_with_spikes() -> None:
+    for spike, is_told in ((2.5, True), (7.0, False)):
+        values = [3.0, 2.6, 2.5, spike, 2.4, 2.35, 2.3]
+        evals = [(100 * at, value - 0.05, value) for at, value in enumerate(values, 1)]
+        run_log = make_run_log(make_steps(range(10, 701, 10), 100.0, np.linspace(3, 2.3, 70).tolist()), evals)
+        said = compose_verdict(run_log, replace(Analysis(run_log).facts, ended="finished"), ())
+        assert (NOTHING in said) == is_told
+
+
 def test_a_finished_run_did_the_iterations_after_its_last_line() -> None:
     setup = LoggedSetup(planned_iterations=1040, wall_s=104.0)
     steps = make_steps(range(100, 1001, 100), math.nan, np.linspace(4.0, 3.0, 10).tolist())

@@ -41,6 +41,7 @@ MIN_STALL_SHARE = 0.05  # of the time
 MIN_EVALS_FOR_SHARE = 3  # of a log that begins in the middle of a run
 MAX_SWAPPING_TOKENS_PER_S = 20.0  # slower than any machine trains a model that its memory holds
 MIN_WANDER_RATIO = 1.25  # of the step time, between its high and its low: less is no news
+MIN_DRIFT_TO_WANDER = 0.5  # first to last quarter, over that range: it went one way
 MIN_END_LINES = 5  # of each end: the mean of fewer may be higher by chance
 MIN_ALIKE = 5  # values of a metric at its end that are one and the same number, and half of all: that is told
 MIN_KEPT_SHARE = 0.75  # of an accuracy's first value, at the end: below that something is wrong
@@ -516,7 +517,18 @@ def _time_sentences(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
         sentences = [translate("verdict.step_time_regimes", low=min(times), high=max(times)), overhead]
     elif facts.wander_ms and facts.wander_ms[1] >= MIN_WANDER_RATIO * facts.wander_ms[0]:
         low, high = facts.wander_ms
-        sentences = [translate("verdict.step_time_wanders", ms=facts.steady_ms, low=low, high=high), overhead]
+        steady = run_log.steps.ms[run_log.is_steady()]
+        first, last = (
+            (float(np.median(part)) for part in np.array_split(steady, 4)[::3])
+            if len(steady) >= MIN_JUDGED_ITERATIONS
+            else (high, high)
+        )
+        sentences = [
+            translate("verdict.step_time_quarters", ms=facts.steady_ms, first=first, last=last)
+            if abs(last - first) > MIN_DRIFT_TO_WANDER * (high - low)
+            else translate("verdict.step_time_wanders", ms=facts.steady_ms, low=low, high=high),
+            overhead,
+        ]
     elif share:
         sentences = [translate("verdict.step_time_and_overhead", ms=facts.steady_ms, share=share)]
     else:

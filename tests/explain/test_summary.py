@@ -366,6 +366,23 @@ def test_nothing_is_wrong_is_not_said_of_evaluations_with_spikes() -> None:
         assert (NOTHING in said) == is_told
 
 
+def test_a_step_time_that_goes_one_way_does_not_wander() -> None:
+    """As of reinforcement learning, whose answers become longer: the rule about drift leaves it out."""
+    noise = np.random.default_rng(1).normal(1, 0.02, 200)
+    for course, key in (
+        (np.linspace(100, 400, 200), "verdict.step_time_quarters"),
+        (250 - 150 * np.cos(np.linspace(0, 4 * np.pi, 200)), "verdict.step_time_wanders"),
+    ):
+        steps = make_steps(range(200), (course * noise).tolist(), np.linspace(3, 2, 200).tolist())
+        run_log = make_run_log(steps)
+        known = Analysis(run_log).facts
+        assert known.wander_ms is not None
+        (low, high), ms = known.wander_ms, run_log.steps.ms[run_log.is_steady()]
+        first, last = (float(np.median(part)) for part in np.array_split(ms, 4)[::3])
+        ends = {"first": first, "last": last} if key.endswith("quarters") else {"low": low, "high": high}
+        assert translate(key, ms=known.steady_ms, **ends) in compose_verdict(run_log, known, ())
+
+
 def test_a_finished_run_did_the_iterations_after_its_last_line() -> None:
     setup = LoggedSetup(planned_iterations=1040, wall_s=104.0)
     steps = make_steps(range(100, 1001, 100), math.nan, np.linspace(4.0, 3.0, 10).tolist())

@@ -41,6 +41,7 @@ MIN_STALL_SHARE = 0.05  # of the time
 MIN_EVALS_FOR_SHARE = 3  # of a log that begins in the middle of a run
 MAX_SWAPPING_TOKENS_PER_S = 20.0  # slower than any machine trains a model that its memory holds
 MIN_WANDER_RATIO = 1.25  # of the step time, between its high and its low: less is no news
+MIN_DRIFT_TO_WANDER = 0.5  # first to last quarter, over that range: it went one way
 MIN_END_LINES = 5  # of each end: the mean of fewer may be higher by chance
 MIN_EQUAL_LAST_VALUES = 5  # of a metric, and at least half of all: then it stands still
 MIN_KEPT_SHARE = 0.75  # of an accuracy's first value, at the end: below that something is wrong
@@ -151,9 +152,9 @@ def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
         if one.kind == "finish" and "val_" in one.text and all(own.line != one.line for own in run_log.evals)
     ]
     if closing:
-        sentences.append(translate("verdict.stop_reason", quoted=closing[-1][:MAX_QUOTED_CHARS]))
+        sentences.append(translate("verdict.closing_result", quoted=closing[-1][:MAX_QUOTED_CHARS]))
     has_val_loss = facts.best_val_loss is not None
-    metrics = [_metric_sentence(course, selects=not has_val_loss) for course in run_log.metric_courses]
+    metrics = [_metric_sentence(course, not has_val_loss, last) for course in run_log.metric_courses]
     loss_sentence = _loss_sentence(run_log, facts, findings)
     sentences += [loss_sentence, *metrics] if run_log.loss_measures_learning else [*metrics, loss_sentence]
     if (evaluated := _unevaluated_since(run_log, facts)) is not None:
@@ -192,6 +193,7 @@ def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
         and not (facts.best_val_loss is None and _training_loss_is_level(run_log, facts))
         and not is_short
         and not _repeats_iterations(run_log)
+        and not _val_loss_spikes(run_log)
         and not any(one.id == "gap-growth" for one in findings)
         and not (facts.loss_ends is not None and 0 < facts.loss_ends["last"] < MIN_LOSS_TUNED)
         and not any(
@@ -258,12 +260,18 @@ def _unevaluated_since(run_log: RunLog, facts: Facts) -> int | None:
     return at[-1] if at[-1] > MIN_EVALUATED_SHARE * last and last - at[-1] > least else None
 
 
-def _metric_sentence(course: MetricCourse, selects: bool) -> str:
+def _metric_sentence(course: MetricCourse, selects: bool, last: int | None) -> str:
     """From where to where a metric went, and its best value in between. `selects`: nothing else says which
-    evaluation is the best."""
+    evaluation is the best. `last`: the run's last iteration."""
     values: dict[str, object] = {"name": course.name, "first": course.first, "last": course.last}
     if course.values == 1:
-        return translate("verdict.metric_once", **values)
+        at = course.highest_iteration
+        is_early = at is not None and last is not None and at < last
+        return (
+            translate("verdict.metric_once_at", **values, at=at)
+            if is_early
+            else translate("verdict.metric_once", **values)
+        )
     if course.highest == course.lowest:
         return translate("verdict.metric_constant", **values, count=course.values)
     if course.is_noise:
@@ -334,16 +342,25 @@ def _repeats_iterations(run_log: RunLog) -> bool:
     return run_log.has_iteration_numbers and bool(np.any(np.diff(run_log.steps.iteration) <= 0))
 
 
+def _val_loss_spikes(run_log: RunLog) -> bool:
+    """Whether an evaluation is far above both of its neighbours."""
+    values = np.array([one.val_loss for one in run_log.evals if one.val_loss is not None], dtype=float)
+    beside = np.maximum(values[:-2], values[2:])
+    return bool(np.any(values[1:-1] > MIN_SPIKE_RATIO * np.abs(beside)))
+
+
 def _few_lines_sentences(run_log: RunLog, facts: Facts) -> list[str]:
     """What few lines show of the loss, and whether an evaluation is missing."""
     losses = _finite_losses(run_log)
     if run_log.placeholder_loss is not None or not len(losses) or turning_row(losses) is not None:
         return []  # another sentence says what they show
-    if trend(losses) == "falls":
+    if (course := trend(losses)) == "falls":
         return [translate("verdict.few_lines_fall", lines=facts.iterations_logged)]
     values = np.array([one.val_loss for one in run_log.evals if one.val_loss is not None], dtype=float)
     if trend(values) == "falls":
         return [translate("verdict.few_evaluations_fall", evaluations=len(values))]
+    if course == "rises":
+        return [translate("verdict.few_lines_rise", lines=facts.iterations_logged)]
     return [translate("verdict.too_few_lines", lines=facts.iterations_logged)] if len(losses) > 1 else []
 
 
@@ -488,7 +505,7 @@ def _last_iteration_done(run_log: RunLog, facts: Facts) -> int | None:
 
 def _time_sentences(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) -> list[str]:
     if facts.steady_ms is None:
-        return _mean_time_sentence(run_log)
+        return _mean_time_sentence(run_log, facts)
     times = [float(str(regime["steady_ms"])) for regime in facts.regimes]
     # Of a few lines around an evaluation, its share says nothing about the run.
     is_typical = shows_run_start(run_log) or len(run_log.evals) >= MIN_EVALS_FOR_SHARE
@@ -500,7 +517,18 @@ def _time_sentences(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
         sentences = [translate("verdict.step_time_regimes", low=min(times), high=max(times)), overhead]
     elif facts.wander_ms and facts.wander_ms[1] >= MIN_WANDER_RATIO * facts.wander_ms[0]:
         low, high = facts.wander_ms
-        sentences = [translate("verdict.step_time_wanders", ms=facts.steady_ms, low=low, high=high), overhead]
+        steady = run_log.steps.ms[run_log.is_steady()]
+        first, last = (
+            (float(np.median(part)) for part in np.array_split(steady, 4)[::3])
+            if len(steady) >= MIN_JUDGED_ITERATIONS
+            else (high, high)
+        )
+        sentences = [
+            translate("verdict.step_time_quarters", ms=facts.steady_ms, first=first, last=last)
+            if abs(last - first) > MIN_DRIFT_TO_WANDER * (high - low)
+            else translate("verdict.step_time_wanders", ms=facts.steady_ms, low=low, high=high),
+            overhead,
+        ]
     elif share:
         sentences = [translate("verdict.step_time_and_overhead", ms=facts.steady_ms, share=share)]
     else:
@@ -512,9 +540,9 @@ def _time_sentences(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
     return sentences
 
 
-def _mean_time_sentence(run_log: RunLog) -> list[str]:
+def _mean_time_sentence(run_log: RunLog, facts: Facts) -> list[str]:
     """What an iteration took on average, where only the whole time is known."""
-    mean = mean_iteration_time(run_log)
+    mean = mean_iteration_time(run_log, _last_iteration_done(run_log, facts))
     if mean is None:
         return []
     values = {"run_s": mean[0], "ms": mean[1]}
@@ -623,6 +651,8 @@ def _loss_sentence(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) -
         if step is not None:
             return translate("verdict.lowest_loss_here", best=shown, step=step, final=final)
     if best == final and step in (None, trained[-1].iteration):  # else it was as good before
+        if _unevaluated_since(run_log, facts) is not None:  # those after it may be better
+            return translate("verdict.last_loss_is_lowest_here", best=shown)
         return translate("verdict.last_loss_is_best", best=shown)
     if step is None:
         return translate("verdict.best_and_last_loss", best=shown, final=final)

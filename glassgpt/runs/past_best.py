@@ -118,7 +118,7 @@ class TrainValGap:
     val_loss: float
     # The training loss is not of an evaluation, but of the log lines before it: so many.
     train_lines: int | None = None
-    is_of_lines: bool = False  # each line has both: these are the medians of the last lines
+    is_of_lines: bool = False  # many iterations have both: these are the medians of the last ones
     is_alone: bool = False  # of these the only evaluation: the gap may have been there from the start
 
     @property

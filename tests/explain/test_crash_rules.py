@@ -451,6 +451,25 @@ def test_skipped_updates_are_a_share_of_the_updates() -> None:
     assert (one.severity, one.values) == ("info", {"skipped_updates": 30})
 
 
+def test_of_updates_after_the_last_line_nobody_knows_how_many_they_are() -> None:
+    steps = make_steps(range(100, 701, 100), loss=falling_losses(7))
+    for line, is_known in ((int(steps.line[3]), True), (int(steps.line[-1]) + 3, False)):
+        event = LogEvent("scaler-overflow", "overflow detected, scale to: 0.5", line, 700)
+        one = skipped_steps(analyse(make_run_log(steps, events=[event], event_counts={"scaler-overflow": 1})))
+        assert ("skipped_share" in require_finding(one).values) == is_known
+
+
+def test_zeros_beside_a_validation_loss_that_is_nan_are_nan() -> None:
+    """The evaluation is not at fault alone: transformers logs a NaN loss as 0."""
+    run_log = make_run_log(make_steps(range(400, 481, 20), loss=[0.0] * 5), evals=[(400, None, math.nan)])
+    assert loss_nan(analyse(run_log)) is None
+    one = require_finding(loss_zero(analyse(run_log)))
+    assert one.text["title"] == (say("loss-nan.title.all_zero"),)
+    assert one.text["evidence"] == (say("loss-nan.evidence.all_zero_val_nan", zero_losses=5),)
+    learning = make_run_log(make_steps(range(400, 481, 20), loss=[2.0] * 5), evals=[(400, None, math.nan)])
+    assert require_finding(loss_nan(analyse(learning))).text["title"] == (say("loss-nan.title.validation"),)
+
+
 def test_batches_that_the_loop_itself_left_out() -> None:
     skips = [LogEvent("nonfinite-skip", "NaN loss: skipping", 70 + at, at) for at in range(12)]
     steps = make_steps(range(1, 801), loss=falling_losses(800))
@@ -798,6 +817,10 @@ def test_a_run_that_never_saved() -> None:
     assert (one.values["iterations"], one.values["unsaved_s"]) == (1000, pytest.approx(1500))
     assert one.values["eval_interval"] == 2000
     assert (one.values["new_eval_interval"], one.values["at_risk_s"]) == (200, pytest.approx(300))
+    assert [message.key for message in one.text["advice"]] == ["never-checkpointed.advice"]
+    slow_start = make_steps(range(0, 1001, 10), [91_500.0] + [1500.0] * 100, falling_losses(101))
+    dear = never_checkpointed(analyse(make_run_log(slow_start, evals=[(0, 10.9, 10.9)])))
+    assert require_finding(dear).values["eval_s"] == pytest.approx(90)
     assert never_checkpointed(analyse(unsaved(100, 1500.0))) is None  # two minutes and a half
     assert never_checkpointed(analyse(replace(unsaved(1000, 1500.0), trainer=HF))) is None
 
@@ -988,6 +1011,18 @@ def test_a_model_that_does_not_fit_is_no_matter_of_the_micro_batch() -> None:
         one = require_finding(oom(analyse(parse_log(BANNER + text))))
         keys = [message.key for message in one.text["advice"]]
         assert (keys == ["oom.advice.loading"]) == is_loading, text
+
+
+def test_memory_that_ran_out_in_the_optimizer_is_not_of_the_activations() -> None:
+    for functions, is_stepping in (
+        (("main", "wrapper", "_use_grad", "step", "_init_group"), True),
+        (("main", "step", "_step_muon", "muon_step_fused", "forward"), True),  # compiled
+        (("main", "optimizer_step", "step", "adamw", "closure", "training_step", "forward"), False),
+        (("main", "train", "step", "forward"), False),
+    ):
+        one = require_finding(oom(analyse(parse_log(BANNER + launch(*functions)))))
+        keys = [message.key for message in one.text["advice"]]
+        assert (keys == ["oom.advice.optimizer_step"]) == is_stepping, functions
         assert one.severity == "problem"
 
 

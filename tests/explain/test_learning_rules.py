@@ -744,11 +744,11 @@ def case_noise(run_log: RunLog) -> str | None:
 
 
 def test_a_loss_that_is_the_same_on_every_line() -> None:
-    """ln(4096) = 8.3178; of two digits a change would not be seen, and of nine lines none is said."""
+    """ln(4096) = 8.3178; of three digits a change would not be seen, and of nine lines none is said."""
     one = require_finding(constant_loss(analyse(make_run_log(make_steps(range(12), loss=[8.3178] * 12)))))
     assert (one.severity, one.values["loss"], one.values["logged_losses"]) == ("problem", 8.3178, 12)
     assert one.values["choices"] == pytest.approx(4096, abs=1)
-    for losses in ([8.3178] * 9, [8.31] * 12, [8.3178] * 11 + [8.3177]):
+    for losses in ([8.3178] * 9, [8.31] * 12, [0.149] * 12, [8.3178] * 11 + [8.3177]):
         run_log = make_run_log(make_steps(range(len(losses)), loss=losses))
         assert constant_loss(analyse(run_log)) is None
 

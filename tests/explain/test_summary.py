@@ -299,6 +299,8 @@ def test_few_lines_say_what_they_show() -> None:
     flat_later = few_lines([11.3, 8.7, 6.3, 6.0, 6.4, 6.3])
     assert falls in flat_later
     few = {"lines": 6}
+    rising = [4.13, 4.15, 4.17, 4.18, 4.19, 4.20]
+    assert translate("verdict.few_lines_rise", **few) in few_lines(rising)
     noisy = [2.0, 2.1, 1.9, 2.05, 2.1, 1.95]
     assert translate("verdict.too_few_lines", **few) in few_lines(noisy)
     evals = [(300, None, 2.2)]
@@ -352,6 +354,53 @@ def test_a_late_part_without_evaluations_is_told() -> None:
         run_log = make_run_log(make_steps(range(10, last + 1, 10), loss=losses), evals)
         said = compose_verdict(run_log, Analysis(run_log).facts, ())
         assert (translate("verdict.not_evaluated_since", evaluated=250, last=last) in said) == is_said
+        assert (translate("verdict.last_loss_is_best", best="3.5000") in said) != is_said
+
+
+def test_nothing_is_wrong_is_not_said_of_evaluations_with_spikes() -> None:
+    for spike, is_told in ((2.5, True), (7.0, False)):
+        values = [3.0, 2.6, 2.5, spike, 2.4, 2.35, 2.3]
+        evals = [(100 * at, value - 0.05, value) for at, value in enumerate(values, 1)]
+        run_log = make_run_log(make_steps(range(10, 701, 10), 100.0, np.linspace(3, 2.3, 70).tolist()), evals)
+        said = compose_verdict(run_log, replace(Analysis(run_log).facts, ended="finished"), ())
+        assert (NOTHING in said) == is_told
+
+
+def test_a_step_time_that_goes_one_way_does_not_wander() -> None:
+    """As of reinforcement learning, whose answers become longer: the rule about drift leaves it out."""
+    noise = np.random.default_rng(1).normal(1, 0.02, 200)
+    for course, key in (
+        (np.linspace(100, 400, 200), "verdict.step_time_quarters"),
+        (250 - 150 * np.cos(np.linspace(0, 4 * np.pi, 200)), "verdict.step_time_wanders"),
+    ):
+        steps = make_steps(range(200), (course * noise).tolist(), np.linspace(3, 2, 200).tolist())
+        run_log = make_run_log(steps)
+        known = Analysis(run_log).facts
+        assert known.wander_ms is not None
+        (low, high), ms = known.wander_ms, run_log.steps.ms[run_log.is_steady()]
+        first, last = (float(np.median(part)) for part in np.array_split(ms, 4)[::3])
+        ends = {"first": first, "last": last} if key.endswith("quarters") else {"low": low, "high": high}
+        assert translate(key, ms=known.steady_ms, **ends) in compose_verdict(run_log, known, ())
+
+
+def test_a_finished_run_did_the_iterations_after_its_last_line() -> None:
+    setup = LoggedSetup(planned_iterations=1040, wall_s=104.0)
+    steps = make_steps(range(100, 1001, 100), math.nan, np.linspace(4.0, 3.0, 10).tolist())
+    run_log = make_run_log(steps, setup=setup)
+    for ended, ms in (("finished", 100.0), ("cut", 104.0)):
+        said = compose_verdict(run_log, replace(Analysis(run_log).facts, ended=ended), ())
+        assert translate("verdict.mean_step_time", run_s=104.0, ms=ms) in said
+
+
+def test_a_metric_of_one_early_evaluation_is_told_with_its_iteration() -> None:
+    metric = metric_of("eval_acc")
+    assert metric is not None
+    for at, key in ((0, "verdict.metric_once_at"), (900, "verdict.metric_once")):
+        series = MetricSeries("eval_acc", metric, np.array([at]), np.array([at + 1]), np.array([0.25]))
+        run_log = make_run_log(make_steps(range(0, 901, 10), 100.0, [2.0] * 91), metrics=(series,))
+        values = {"at": at} if key == "verdict.metric_once_at" else {}
+        said = compose_verdict(run_log, Analysis(run_log).facts, ())
+        assert translate(key, name="eval_acc", first=0.25, last=0.25, **values) in said
 
 
 def test_alike_problems_of_other_runs_are_told_together() -> None:

@@ -678,3 +678,14 @@ def test_lines_with_a_loss_that_are_not_read_are_counted() -> None:
     assert [note.key for note in run.notes] == ["log.unread_losses"]
     few = parse_log("\n".join([*steps, *others[:2]]))  # a program's remarks, not a part of the run
     assert (few.unread_loss_lines, few.notes) == (2, ())
+
+
+def test_epochs_that_are_over_are_counted() -> None:
+    """From the first that the log shows; one that has begun is not over, and one alone is no repetition."""
+    for first, last, epochs in ((1, 4, 3.0), (5, 8, 3.0), (1, 2, None), (1, 1, None)):
+        lines = [
+            f"epoch = {epoch}, iter = {at}, loss = {5 - 0.01 * (100 * epoch + at) / 4:.2f}"
+            for epoch in range(first, last + 1)
+            for at in range(32, 97, 32)
+        ]
+        assert parse_log("\n".join([*lines, ""])).setup.epochs == epochs

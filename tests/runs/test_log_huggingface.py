@@ -239,7 +239,7 @@ def test_trainable_parameters_may_be_an_adapters() -> None:
 def test_the_mean_time_of_an_iteration() -> None:
     run_log = parse_log(blocks())
     assert math.isnan(run_log.steps.ms[0])
-    mean = mean_iteration_time(run_log)
+    mean = mean_iteration_time(run_log, last_iteration_done(run_log))
     assert mean is not None
     assert mean[1] == pytest.approx(1000 * mean[0] / 380)
     assert mean[2] is None

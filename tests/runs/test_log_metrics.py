@@ -250,7 +250,7 @@ def test_the_result_of_a_compressed_model_is_quoted_as_it_is() -> None:
     ]
     run_log = parse_log("\n".join([*lines, ""]))
     assert run_log.evals[-1].val_loss == 2.0333
-    assert translate("verdict.stop_reason", quoted=closing) in explain(run_log).verdict
+    assert translate("verdict.closing_result", quoted=closing) in explain(run_log).verdict
     assert translate("verdict.stop_reason", quoted=lines[-3]) in explain(run_log).verdict
 
 

@@ -14,7 +14,7 @@ from glassgpt.runs.log_numbers import parse_cell
 from glassgpt.runs.metric_table import SAMPLE_ROWS, MetricTable
 from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.step_clock import parse_clock
-from glassgpt.runs.trajectory import mean_iteration_time
+from glassgpt.runs.trajectory import last_iteration_done, mean_iteration_time
 
 
 def read(rows: Iterable[Mapping[str, object]]) -> RunLog:
@@ -82,7 +82,7 @@ def test_evaluations_longer_than_the_run_are_of_earlier_processes() -> None:
             rows.append({"step": row["step"], "eval_loss": 3.0, "eval_runtime": 5000.0})
     rows.append({"step": rows[-1]["step"], "train_runtime": 9000.0})
     run_log = read(rows)
-    assert mean_iteration_time(run_log) is None
+    assert mean_iteration_time(run_log, last_iteration_done(run_log)) is None
     assert eval_spikes(Analysis(run_log)) is None  # of how much time is not known
 
 
@@ -461,4 +461,6 @@ def test_predictions_while_it_trains_are_no_training_time() -> None:
         del rows[-2]["loss"]
     run_log = read([*rows, {"step": 90, "train_runtime": 500.0, "train_loss": 4.0}])
     assert run_log.setup.prediction_s == 270.0
-    assert mean_iteration_time(run_log) == pytest.approx((500.0, 1000 * (500 - 180 - 270) / 90, False))
+    assert mean_iteration_time(run_log, last_iteration_done(run_log)) == pytest.approx(
+        (500.0, 1000 * (500 - 180 - 270) / 90, False)
+    )

@@ -30,7 +30,7 @@ from glassgpt.runs.lines import read_texts
 from glassgpt.runs.reading import read_run_log
 from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.table_files import growing_table, read_tables
-from glassgpt.runs.trajectory import mean_iteration_time
+from glassgpt.runs.trajectory import last_iteration_done, mean_iteration_time
 
 STEPS = list(range(EVERY, 201, EVERY))
 
@@ -97,7 +97,7 @@ def test_the_time_in_a_closing_row() -> None:
     state["log_history"].append({"epoch": 2.0, "step": 200, "train_loss": 2.5, "train_runtime": 500.0})
     run_log = read(json.dumps(state))
     assert (run_log.setup.wall_s, len(run_log.steps)) == (500, 20)
-    assert mean_iteration_time(run_log) == (500, 2455, False)
+    assert mean_iteration_time(run_log, last_iteration_done(run_log)) == (500, 2455, False)
 
 
 def test_an_evaluation_after_the_closing_row_is_not_in_its_time() -> None:
@@ -105,7 +105,8 @@ def test_an_evaluation_after_the_closing_row_is_not_in_its_time() -> None:
     rows = state["log_history"]
     rows.append({"epoch": 1.6, "step": 160, "train_loss": 2.5, "train_runtime": 500.0})
     rows.append({"epoch": 1.6, "step": 160, "eval_loss": 2.5, "eval_runtime": 40.0})
-    assert mean_iteration_time(read(json.dumps(state))) == (540, (540 - 44.5) / 0.16, False)
+    saved = read(json.dumps(state))
+    assert mean_iteration_time(saved, last_iteration_done(saved)) == (540, (540 - 44.5) / 0.16, False)
 
 
 def test_trainer_state_with_tokens() -> None:

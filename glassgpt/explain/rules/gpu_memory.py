@@ -52,6 +52,13 @@ _LOADING = {
     "_sync_params_and_buffers", "_ddp_init_helper", "_auto_wrap", "_recursive_wrap",
 }  # fmt: skip
 
+# A step of the optimizer, as torch's and others' functions of it are called; but not where it calls back to
+# compute the batch (a closure). What is compiled in it has a `forward`, too.
+_OPTIMIZER_STEP = re.compile(
+    r"(?:^|_)(?:adam\w*|adafactor|adagrad|muon|sgd|lion|rmsprop|shampoo)(?:_|$)|_init_group|optimizer_step|_use_grad"
+)
+_COMPUTING_A_BATCH = _COMPUTING - {"forward", "_call_impl"} | {"closure"}
+
 _SIZE = r"([\d.]+)\s*([KMGT]i?B|bytes)"
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "b": 1}
 
@@ -192,11 +199,13 @@ def oom(analysis: Analysis) -> Finding | None:
     if capacity is None and analysis.card and analysis.card.memory_gb:
         capacity = analysis.card.memory_gb * 2**30
     continued = _continued_after(analysis, events[-1].line)
-    is_loading = _was_loading(events)
+    is_loading, is_stepping = _was_loading(events), False
     if is_loading:
         explanation = [say("oom.explanation.loading")]
     elif need.model_bytes and capacity and need.model_bytes > need.automatic_limit(capacity):
         explanation = [say("oom.explanation.model_too_large")]
+    elif is_stepping := _was_stepping(events):
+        explanation = [say("oom.explanation.optimizer_step")]
     else:
         explanation = [say("oom.explanation.what_takes_memory")]
     if message.capacity_bytes and message.process_bytes is not None and message.free_bytes is not None:
@@ -214,7 +223,11 @@ def oom(analysis: Analysis) -> Finding | None:
         else say("oom.title.ended"),
         evidence=_evidence(message, need, capacity),
         explanation=explanation,
-        advice=say("oom.advice.loading") if is_loading else _advice(run_log, message, need, capacity),
+        advice=say("oom.advice.loading")
+        if is_loading
+        else say("oom.advice.optimizer_step")
+        if is_stepping
+        else _advice(run_log, message, need, capacity),
         more=say(
             "oom.more.bytes_per_sequence", batch_size=batch_size, bytes_per_sequence=need.bytes_per_sequence
         )
@@ -231,6 +244,13 @@ def _was_loading(events: Sequence[LogEvent]) -> bool:
     traceback."""
     frames = next((event.frames for event in reversed(events) if event.frames), ())
     return next((one in _LOADING for one in reversed(frames) if one in _COMPUTING | _LOADING), False)
+
+
+def _was_stepping(events: Sequence[LogEvent]) -> bool:
+    """Whether the last of them with a known traceback is from the optimizer's step."""
+    frames = next((event.frames for event in reversed(events) if event.frames), ())
+    row = next((row for row in reversed(range(len(frames))) if _OPTIMIZER_STEP.search(frames[row])), None)
+    return row is not None and _COMPUTING_A_BATCH.isdisjoint(frames[row:])
 
 
 def _continued_after(analysis: Analysis, line: int) -> bool:

@@ -345,7 +345,7 @@ def constant_loss(analysis: Analysis) -> Finding | None:
     if np.ptp(losses) != 0:
         return _repeated_losses(analysis)
     loss, base = float(losses[0]), analysis.log.trainer.loss_base
-    if round(loss, 2) == loss:  # so few digits hide a change
+    if round(loss, 2) == loss or float(f"{loss:.3g}") == loss:  # so few digits hide a change
         return None
     return make_finding(
         "plateau",

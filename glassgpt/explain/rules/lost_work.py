@@ -50,6 +50,7 @@ MAX_UNSAVED_S = 300.0  # seconds of training without a checkpoint
 MIN_LOGGED_SHARE = 0.9  # logged over expected lines: with fewer, a line about a save may be missing
 # Times a steady iteration: one so slow must have saved or evaluated without a line in this log.
 MIN_HIDDEN_WORK_RATIO = 5.0
+MAX_EVAL_SHARE = 0.1  # of the time between evaluations: a dearer one is told
 ROUND_INTERVALS = (1, 2, 5, 10, 20, 50, 100, 200, 250, 500, 1000, 2000, 5000)
 
 PROBLEM_WORSE_SHARE = 0.02  # saved loss above the best, of the best: what the last third of a run brings
@@ -418,6 +419,9 @@ def never_checkpointed(analysis: Analysis) -> Finding | None:
     trainer, interval = run_log.trainer.name, numeric_setting(run_log, "eval_interval")
     max_interval = last * MAX_UNSAVED_S / unsaved_s
     better = max((one for one in ROUND_INTERVALS if one <= max_interval), default=1)
+    at_risk_s = unsaved_s * better / last
+    # The time of the first iteration, where it includes one: with the start-up, it is the most that it takes.
+    eval_s = float(run_log.steps.ms[0] - facts.steady_ms) / 1000 if run_log.includes_eval()[0] else 0.0
     so_far = facts.ended in (None, "cut")
     return make_finding(
         "never-checkpointed",
@@ -434,9 +438,12 @@ def never_checkpointed(analysis: Analysis) -> Finding | None:
             else None,
         ],
         explanation=say("never-checkpointed.explanation", trainer=trainer),
-        advice=say(
-            "never-checkpointed.advice", new_eval_interval=better, at_risk_s=unsaved_s * better / last
-        ),
+        advice=[
+            say("never-checkpointed.advice", new_eval_interval=better, at_risk_s=at_risk_s),
+            say("never-checkpointed.advice.eval_cost", eval_s=eval_s)
+            if eval_s > MAX_EVAL_SHARE * at_risk_s
+            else None,
+        ],
     )
 
 

@@ -12,7 +12,7 @@ from glassgpt.i18n import Message, say
 from glassgpt.record.finding import Finding, make_finding
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.curve_statistics import mad
-from glassgpt.runs.run_log import Floats, Ints, RunLog
+from glassgpt.runs.run_log import Floats, Ints, LoggedEvaluation, RunLog
 from glassgpt.runs.trajectory import (
     numeric_setting,
     shows_run_start,
@@ -91,7 +91,8 @@ def loss_nan(analysis: Analysis) -> Finding | None:
     run_log = analysis.log
     broken = find_nonfinite_loss(run_log)
     if broken is None:
-        return _nonfinite_gradient(run_log) or _nonfinite_evaluations(run_log)
+        is_zero = bool(trailing_zero_losses(analysis))  # then loss_zero says more
+        return _nonfinite_gradient(run_log) or (None if is_zero else _nonfinite_evaluations(run_log))
     at = broken.iteration if run_log.has_iteration_numbers else None
     if at is not None and broken.has_recovered:
         title = say("loss-nan.title.recovered_at", nonfinite_iteration=at)
@@ -179,11 +180,7 @@ def _nonfinite_gradient(run_log: RunLog) -> Finding | None:
 
 def _nonfinite_evaluations(run_log: RunLog) -> Finding | None:
     """Only validation losses are NaN or infinite."""
-    bad = [
-        evaluation
-        for evaluation in run_log.evals
-        if evaluation.val_loss is not None and not np.isfinite(evaluation.val_loss)
-    ]
+    bad = _broken_evaluations(run_log)
     if not bad:
         return None
     at = bad[0].iteration if run_log.has_iteration_numbers else None
@@ -202,6 +199,10 @@ def _nonfinite_evaluations(run_log: RunLog) -> Finding | None:
         at=at,
         lines=(one.line for one in bad),
     )
+
+
+def _broken_evaluations(run_log: RunLog) -> list[LoggedEvaluation]:
+    return [one for one in run_log.evals if one.val_loss is not None and not np.isfinite(one.val_loss)]
 
 
 # --- the cause ---
@@ -314,11 +315,14 @@ def _cause_advice(run_log: RunLog, cause: NonFiniteCause) -> Message:
 
 def trailing_zero_losses(analysis: Analysis) -> int:
     """How many losses at the end are exactly 0, if the last one before them is a usual loss, or all are 0
-    and no gradient norm is finite; else 0."""
+    and no gradient norm or validation loss is finite; else 0."""
     _, losses = analysis.trajectory.finite_losses()
     norms = analysis.log.steps.grad_norm
     if len(losses) and not losses.any():
-        are_nan = bool(np.isinf(norms).any()) and not np.isfinite(norms).any()
+        evaluated = [one for one in analysis.log.evals if one.val_loss is not None]
+        are_nan = (bool(np.isinf(norms).any()) and not np.isfinite(norms).any()) or (
+            bool(evaluated) and len(evaluated) == len(_broken_evaluations(analysis.log))
+        )
         # In a tail, or of a classifier that is always right, it may be a loss that is rounded.
         is_none = shows_run_start(analysis.log) and not analysis.log.own_metrics
         least = MIN_ZERO_LOSSES if are_nan else MIN_ONLY_ZEROS
@@ -334,10 +338,13 @@ def loss_zero(analysis: Analysis) -> Finding | None:
     if not count:
         return None
     iterations, losses = analysis.trajectory.finite_losses()
-    are_nan = count == len(losses) and bool(np.isinf(run_log.steps.grad_norm).any())
+    norms_are_nan = count == len(losses) and bool(np.isinf(run_log.steps.grad_norm).any())
+    are_nan = norms_are_nan or (count == len(losses) and bool(_broken_evaluations(run_log)))
     if count == len(losses):
         evidence = [
             say("loss-nan.evidence.all_zero_norms_nan", zero_losses=count)
+            if norms_are_nan
+            else say("loss-nan.evidence.all_zero_val_nan", zero_losses=count)
             if are_nan
             else say("loss-nan.evidence.all_zero", zero_losses=count)
         ]
@@ -387,7 +394,8 @@ def skipped_steps(analysis: Analysis) -> Finding | None:
     if overflows > norms:
         is_whole = shows_run_start(run_log) and len(run_log.segments) == 1 and len(steps) > 0
         logged = max(logged, run_log.iteration_count(), int(steps.iteration[-1]) if is_whole else 0)
-        is_share_known = is_share_known and skipped <= logged  # else a line stands for many updates
+        # Else a line stands for many updates; and of those outside the logged iterations, nobody knows.
+        is_share_known = is_share_known and skipped <= logged and _has_overflow_between_lines(run_log)
     if not skipped or (not overflows and trailing_zero_losses(analysis)):  # loss_zero says so
         return None
     share = skipped / max(logged, skipped)
@@ -442,6 +450,13 @@ def skipped_steps(analysis: Analysis) -> Finding | None:
         else say("skipped-steps.advice"),
         lines=[] if overflows else [int(line) for line in steps.line[is_broken]],
     )
+
+
+def _has_overflow_between_lines(run_log: RunLog) -> bool:
+    lines = run_log.steps.line
+    overflows = [event.line for event in run_log.events if event.kind == "scaler-overflow"]
+    is_unknown = not overflows or not run_log.has_line_numbers
+    return is_unknown or any(lines[0] <= line <= lines[-1] for line in overflows)
 
 
 def _last_loss_scale(run_log: RunLog) -> float | None:

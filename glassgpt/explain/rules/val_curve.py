@@ -76,6 +76,8 @@ def overfitting(analysis: Analysis) -> Finding | None:
         evidence.append(
             say("overfitting.evidence.training_loss", train_loss_at_best=at_best, train_loss_at_end=at_end)
         )
+    elif gap is not None and (gap.is_of_lines or (gap.train_lines or 1) > 1):
+        evidence.append(say("overfitting.evidence.train_loss_median", train_loss=gap.train_loss))
     elif gap is not None:
         evidence.append(say("overfitting.evidence.train_loss", train_loss=gap.train_loss))
     if better := _metric_still_better(analysis, past.best_iteration):

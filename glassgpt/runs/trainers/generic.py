@@ -119,7 +119,7 @@ class GenericReader:
         self._epoch_between: int | None = None  # by the latest line between steps
         self._epoch_begun: int | None = None  # the same, when the count began
         self._planned_epochs: int | None = None
-        self._earlier_iterations = 0  # of the epochs that are over
+        self._earlier_iterations, self._first_epoch = 0, 0  # of the epochs that are over, and the first
         self._last_iteration = 0  # as the latest line counts
         self._first_epoch = 1  # how they are counted
         self._first_batch = 1
@@ -397,7 +397,7 @@ class GenericReader:
             self._planned_epochs = epoch.planned
             # Where the count goes back in the next epoch, it is of the epoch; else it is of the whole run.
             if self._epoch is None or number < self._epoch or builder.last_iteration is None:
-                self._earlier_iterations = 0
+                self._earlier_iterations, self._first_epoch = 0, number
             elif number == self._epoch + 1 and printed <= self._last_iteration:
                 # Equal where of each epoch only the last line is left; one that counts from 0 has one more.
                 self._earlier_iterations += self._last_iteration + (printed == 0)
@@ -405,6 +405,8 @@ class GenericReader:
                 if total is None and self._gap != 1 and note not in builder.notes:
                     builder.notes.append(note)
             self._epoch = number
+            if number - self._first_epoch > 1:  # so many are over; of one, the data may be new for a while
+                builder.setup.values["epochs"] = float(number - self._first_epoch)
         elif builder.last_iteration is None:
             self._epoch_begun, self._earlier_iterations = self._epoch_between, 0
         elif printed < self._last_iteration and self._epoch_between is not None:

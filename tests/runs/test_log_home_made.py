@@ -489,6 +489,38 @@ def test_a_number_of_a_split_near_the_loss_is_a_loss(line: str, is_eval: bool) -
 
 
 @pytest.mark.parametrize(
+    "line", ["  eval {s}: train {t:.4f} | val {v:.4f} | 1.9 bpc", "[eval {s}] val loss {v:.4f}"]
+)
+def test_the_number_of_an_evaluation_is_a_step(line: str) -> None:
+    """Between the lines of steps, too; and its save is of that step."""
+    text = "step 0 | loss 3.4\n" + "".join(
+        f"{line.format(s=at, t=3 - at / 500, v=3.5 - at / 500)}\nsaved out/best.pt\n"
+        + f"step {at + 10} | loss {3.4 - at / 500}\n" * (at % 50 == 40)
+        for at in range(20, 201, 20)
+    )
+    evals = [(at, round(3.5 - at / 500, 4)) for at in range(20, 201, 20)]
+    assert read(text)[2] == evals
+    assert [save.iteration for save in parse_log(text).checkpoints] == [at for at, _ in evals]
+
+
+def test_the_number_of_an_evaluation_may_count_evaluations() -> None:
+    text = "".join(f"step {at} | loss {3.4 - at / 500}\neval {at // 50}: val loss {3.5 - at / 500}\n"
+                   for at in range(50, 301, 50))  # fmt: skip
+    assert read(text)[2] == [(at, round(3.5 - at / 500, 4)) for at in range(50, 301, 50)]
+
+
+@pytest.mark.parametrize(
+    ("times", "ms"), [((0, 5, 9, 13), None), ((0, 50, 100, 149), 1000), ((4, 5, 4, 5), 5000)]
+)
+def test_a_bare_time_that_begins_at_nothing_and_grows_is_a_clock(
+    times: tuple[int, ...], ms: float | None
+) -> None:
+    text = "".join(f"iter {50 * at} | loss {3 - at / 10:.4f} | {time}s\n" for at, time in enumerate(times))
+    found = parse_log(text).steps.ms[-1]
+    assert math.isnan(found) if ms is None else found == pytest.approx(ms, rel=0.03)
+
+
+@pytest.mark.parametrize(
     ("time", "ms"),
     [(" - time: 61.{e}s", 61_000), (" - time: 61{e}00ms", 61_000), ("", None), (" - 12ms/it", None)],
 )

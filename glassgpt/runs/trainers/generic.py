@@ -355,7 +355,7 @@ class GenericReader:
 
     def _read_loss(self, line: Line, loss: Field, val_loss: Field | None, builder: RunBuilder) -> bool:
         epoch, batch = line.count_of("epoch"), line.count_of("batch")
-        step, title = line.count_of("iteration"), self._title
+        step, title = self._step_or_none(line.count_of("iteration"), builder), self._title
         epoch = epoch if epoch is not None and epoch.is_count else None
         step = step if step is not None and (step.is_count or step.unit in _SCALES) else None
         if "%)]" in line.text and epoch and batch and step is None:
@@ -404,6 +404,13 @@ class GenericReader:
         if is_eval and not self._counts_epochs and len(line.words) <= _MAX_TITLE_WORDS:
             self._add_eval(builder.last_iteration, val_loss, builder, loss)
         return is_eval and not is_named
+
+    def _step_or_none(self, step: Field | None, builder: RunBuilder) -> Field | None:
+        """The number of `eval 500: val 2.1` is a step, or counts evaluations: then it is behind the steps."""
+        is_of_eval = step is not None and step.is_count and step.name.lower() in SPLITS
+        if step is None or not is_of_eval or step.number >= max(builder.last_iteration or 0, 2):
+            return step
+        return step if step.number == 0 and not builder.last_iteration else None
 
     def _read_uncounted(self, loss: Field, builder: RunBuilder) -> bool:
         self._count += 1
@@ -775,7 +782,8 @@ class GenericReader:
     # --- a line with a validation loss and no other ---
 
     def _read_eval(self, line: Line, lower: str, val_loss: Field, builder: RunBuilder) -> bool:
-        step, epoch, last = line.of("iteration"), line.of("epoch"), builder.last_iteration
+        step, epoch = self._step_or_none(line.of("iteration"), builder), line.of("epoch")
+        last = builder.last_iteration
         val_loss = _mean_loss(val_loss, line)
         if step is not None and step.is_count:
             at = step.number + (0 if _GLOBAL.fullmatch(step.name) else self._earlier_iterations)
@@ -839,7 +847,10 @@ class GenericReader:
     def _read_save(self, line: Line, lower: str, builder: RunBuilder) -> None:
         step = line.of("iteration")
         number = step.number if step is not None and step.is_count else None
-        read_save(lower, builder, builder.last_iteration, number, counts_epochs=self._counts_epochs)
+        last = builder.last_iteration
+        if last is not None and self._evaluated_at is not None:
+            last = max(last, self._evaluated_at)  # evaluations may have lines where steps have none
+        read_save(lower, builder, last, number, counts_epochs=self._counts_epochs)
 
 
 def _mean_loss(loss: Field, line: Line) -> Field:

@@ -123,6 +123,7 @@ _SPENT = re.compile(
 TRACEBACK_HEADER = "Traceback (most recent call last)"  # only the last line of a traceback names the error
 _EXCEPTION = re.compile(
     r"^(?:[A-Za-z_]\w*\.)*_?[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Failure)\b(?::|$)|^\[Errno \d{1,4}\] "
+    r"|^(?:[a-z_]\w*\.)+(?:exc|exceptions?|errors?)\.[A-Z]\w*:"  # torch._inductor.exc.TritonMissing
 )
 _FRAME = re.compile(r'File "[^"]{1,400}", line \d{1,9}, in (\w{1,80})')
 # What a script fails with before it does anything: after another error, it is of a later launch.

@@ -217,6 +217,10 @@ def _template(texts: tuple[str, ...]) -> tuple[tuple[Field, ...], tuple[str, ...
             if counted is not None and last.role is None:
                 slots[-1] = last._replace(name=counted[0], role=counted[1], rank=counted[2])
             continue
+        is_share = last and last.at == index - 1 and last.unit == "%" and last.name.lower() in SPLITS
+        if last and is_share and not before.strip(" :=)]"):  # Val~20% 1.95, val (20%): 1.95
+            slots[-1] = last._replace(at=index, unit=unit)
+            continue
         if last and last.total_at == index - 1 and before.strip() == "=":
             slots[-1] = last._replace(at=index, total_at=None, unit=unit)  # 3185/10042=0.3172
             continue

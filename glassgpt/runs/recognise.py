@@ -69,8 +69,15 @@ _MIN_UNREAD_LOSSES, _MIN_UNREAD_SHARE = 5, 0.1
 _LIST_BEGIN, _STRING = re.compile(r'"[^"]{1,100}":\s?\[$'), re.compile(r'".*",?$')
 _PROGRAM_ERROR = re.compile(  # argparse's, or the last line of a traceback
     r"\S{1,80}\.py: error: \S|(?:[A-Za-z_]\w{0,40}\.){0,6}[A-Z]\w{0,60}(?:Error|Exception): \S"
+    r"|(?:[a-z_]\w{0,40}\.){1,6}(?:exc|exceptions?|errors?)\.[A-Z]\w{0,60}: \S"
 )
 _MOVING_BAR = re.compile(r"\d%\|.{0,300}?\b[1-9]\d{0,11}/\d{1,12} \[")  # after an error, it went on
+# Of a loop that trains, as far as its description says.
+_TRAINING_BAR = re.compile(
+    r"(?i)(?:[^%]{0,60}\b(?:train|epoch|step)[^%]{0,60}?)?\s{0,8}\d{1,3}%\|[^|]{0,300}"
+    r"\|\s*([1-9]\d{0,11})/(\d{1,12}) "
+    r"\[([\d:]{4,12})<"
+)
 MAX_ERROR_CHARS = 160
 _QUOTED_LINE = re.compile(r"^\s*(?:```|~~~|>?\s*[-*]?\s*\*\*\s*(?:iter|step)\b)")
 
@@ -239,6 +246,11 @@ class LogRecognizer:
             # A bar without a loss may be the training's.
             when = "" if any(map(_MOVING_BAR.search, texts)) else " before it had trained"
             return f'; a program failed{when}: "{error.strip()[:MAX_ERROR_CHARS]}"'
+        for bar in filter(None, map(_TRAINING_BAR.match, reversed(texts))):
+            return (
+                f"; its progress bar goes to {int(bar[1]):,} of {int(bar[2]):,}, after {bar[3]}, but no line "
+                "with a step and a loss was recognised"
+            )
         return ""
 
     def texts(self) -> list[str]:

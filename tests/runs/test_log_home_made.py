@@ -360,6 +360,38 @@ def test_the_time_of_a_run_and_the_source_of_a_message() -> None:
     assert len(parse_log("".join([*lines[:4], saved, *lines[4:]])).checkpoints) == 1
 
 
+@pytest.mark.parametrize(("name", "is_told"), [("", True), ("Training Progress: ", True), ("Map: ", False)])
+def test_how_far_a_training_without_losses_went(name: str, is_told: bool) -> None:
+    bars = "".join(f"{name} {at}%|▎   | {at}/28 [00:{31 * at}<14:22, 31.96s/it]\n" for at in (0, 1))
+    with pytest.raises(UserError) as raised:
+        parse_log(f"***** Running training *****\n  Num examples = 900\n{bars}")
+    assert ("bar goes to 1 of 28, after 00:31" in str(raised.value)) == is_told
+
+
+def test_an_exception_of_any_name() -> None:
+    error = "torch._inductor.exc.TritonMissing: no triton\n"
+    with pytest.raises(UserError) as raised:
+        parse_log(f'Parameters: 2M\nTraceback (most recent call last):\n  File "t.py", line 3\n{error}')
+    assert 'failed before it had trained: "torch._inductor.exc.TritonMissing' in str(raised.value)
+
+
+@pytest.mark.parametrize("val", ["Val~20% {v}", "Val (20%): {v}", "Val {v}"])
+def test_a_share_of_the_validation_data_is_no_loss(val: str) -> None:
+    line = f"[Step {{s}}/900] Train {{t}} | {val}\n"
+    text = "".join(line.format(s=at, t=2.5 - at / 1000, v=2.6 - at / 1000) for at in range(100, 501, 100))
+    assert read(text)[2] == [(at, round(2.6 - at / 1000, 4)) for at in range(100, 501, 100)]
+
+
+def test_bars_tell_the_time_of_an_epoch() -> None:
+    """Each is drawn twice at its end; training and validation have one each."""
+    bar = "Epoch {e}/9 {s}: 100%|████| 68/68 [01:{t}<00:00,  1.10s/batch]\n"
+    text = "".join(
+        2 * bar.format(e=at, s="train", t=14) + bar.format(e=at, s="val", t="06")
+        + f"Epoch [{at}/9], Loss: {2 - at / 20:.4f}\n" for at in range(1, 9)
+    )  # fmt: skip
+    assert parse_log(text).steps.ms.tolist() == [140_000.0] * 8
+
+
 def test_a_program_whose_bar_moved_may_have_trained() -> None:
     error = "RuntimeError: got signal: 1\n"
     for text, claims in ((error, True), (f" 1%|  | 68/5520 [00:21<28:19, 3.21it/s]\n{error}", False)):

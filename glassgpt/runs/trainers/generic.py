@@ -70,7 +70,9 @@ _TITLE_WORDS = {
 }  # fmt: skip
 _MAX_TITLE_WORDS = 6
 
-_NOT_LOSSES = re.compile(r"\b(?:acc|accuracy|err|error|f1|auc|iou|r2|mae|size|samples|examples|batches)\b|%")
+_NOT_LOSSES = re.compile(
+    r"\b(?:acc|accuracy|err|error|f1|auc|iou|r2|mae|size|samples|examples|batches)\b|(?<!\d)%"
+)
 _OF_VALIDATION = frozenset({"score", "error_rate"})  # a line with BLEU, say
 _GLOBAL = re.compile(r"global[ _]step|num_updates", re.IGNORECASE)  # of the run, whatever else is counted
 _MAX_LOSS_RATIO = 1.5  # of a number after `validation:` and the training loss, for it to be a loss
@@ -104,6 +106,7 @@ class _Epoch(NamedTuple):
     val_loss: Field | None
     line: Line
     at: int  # its number in the file
+    seconds: float = math.nan  # by the progress bars before the line
 
 
 class _Uncounted(NamedTuple):
@@ -169,6 +172,7 @@ class GenericReader:
         self._bar_at: int | None = None  # its latest iteration
         self._bar_held: list[_BarStep] = []  # that repeat the first loss
         self._bar_counts_run = False
+        self._epoch_bars: tuple[int, dict[str, float]] = 0, {}  # seconds of an epoch's, without a loss
         self._bar_clock: tuple[int, float] | None = None  # its latest iteration with a new loss, and seconds
 
     # --- what a line is ---
@@ -261,7 +265,7 @@ class GenericReader:
         }
         train_loss, val_loss = named.get("train"), named.get("val") or named.get("test")
         is_alone = self._names_nothing and len(line.words) == 1
-        if _NOT_LOSSES.search(line.text.lower()):
+        if _NOT_LOSSES.search(line.text.lower()) or any(one.unit == "%" for one in line.fields):
             return None, None
         if val_loss is not None and train_loss is None and not is_alone:
             is_alone = self._is_val_loss(val_loss, builder)
@@ -308,7 +312,11 @@ class GenericReader:
         return loss
 
     def _read_words(self, line: Line, lower: str, builder: RunBuilder) -> bool:
-        """A line without a loss: a save, the end, a title, or a perplexity."""
+        """A line without a loss: a save, the end, a title, a bar, or a perplexity."""
+        bar, of_bar = _BAR_CLOCK.search(line.text) if "100%|" in line.text else None, line.of("epoch")
+        if bar and bar[1] == bar[2] and of_bar is not None and of_bar.is_count:
+            seconds = self._epoch_bars[1] if of_bar.number == self._epoch_bars[0] else {}
+            self._epoch_bars = of_bar.number, seconds | {line.text.partition("%")[0]: bar_seconds(bar[3])}
         is_end = _END.match(lower) or self._ends_last_epoch(lower)
         if is_end:
             self.close(builder)
@@ -724,7 +732,10 @@ class GenericReader:
         if builder.iteration_by_count is not None:
             self._count += 1
             number, planned = self._count, None
-        self._held = _Epoch(number, planned, loss, val_loss, line, builder.line)
+        bars, self._epoch_bars = self._epoch_bars[1], (0, {})
+        self._held = _Epoch(
+            number, planned, loss, val_loss, line, builder.line, sum(bars.values()) or math.nan
+        )
         builder.holds_step = True
         if builder.has_steps:
             self.close(builder)
@@ -741,7 +752,7 @@ class GenericReader:
         )
         times = {name: found.value for name, found in step_values(held.line).items() if name in ("s", "ms")}
         is_of_step = any("/" in one.unit for one in held.line.fields)  # 12ms/it: not the time of an epoch
-        ms = math.nan if is_of_step else times.get("ms", 1000 * times.get("s", math.nan))
+        ms = math.nan if is_of_step else times.get("ms", 1000 * times.get("s", held.seconds))
         builder.add_step(held.number, held.loss.value, ms=ms, lr=lr, grad_norm=norm, line=held.at)
         if held.planned and builder.iteration_by_count is None:
             builder.setup.values["planned_iterations"] = held.planned

@@ -375,6 +375,12 @@ def test_an_exception_of_any_name() -> None:
     assert 'failed before it had trained: "torch._inductor.exc.TritonMissing' in str(raised.value)
 
 
+@pytest.mark.parametrize(("last", "count"), [("0.64", 500), ("0.6", 499), ("0.", 499)])
+def test_a_last_line_without_a_line_feed_may_be_whole(last: str, count: int) -> None:
+    text = "".join(f"time = 2.{at % 90 + 10}, iter = {at}, loss = 0.{at % 90 + 10}\n" for at in range(1, 500))
+    assert parse_log(f"{text}time = 3.04, iter = 500, loss = {last}").iterations_logged == count
+
+
 @pytest.mark.parametrize("val", ["Val~20% {v}", "Val (20%): {v}", "Val {v}"])
 def test_a_share_of_the_validation_data_is_no_loss(val: str) -> None:
     line = f"[Step {{s}}/900] Train {{t}} | {val}\n"

@@ -93,14 +93,15 @@ _EVENT_LINES: tuple[tuple[str, str, EventKind], ...] = (
     (
         "arly",
         r"(?i)^(?!Epoch \d).*\bearly[- ]stop(?:p(?:ing|ed)\b(?!.{0,20}(?:counter|patience|[=:]))"
-        r"|(?= (?:after|at) \d| triggered))",
+        r"|(?= (?:after|at) \d| triggered)"
+        r"|: (?!(?:true|false|none|off|on|yes|no)\W*$|.{0,40}(?:counter|patience))[a-z])",
         "finish",
     ),
     ("otal time", _ANY_CASE + r"(?:done\W{1,3})?total time(?: taken)?\W{1,4}\d", "finish"),
     ("Trainer.fit", r"`Trainer\.fit` stopped: .{0,60}reached", "finish"),
     ("Progress on", r"\bProgress on: (\S{1,12}it)/\1 .{0,40}\bremaining:00:00\b", "finish"),
     ("END TIME", r"^\W*END TIME\b", "finish"),
-    ("one", r"(?i)^\W*(?:all )?done\W*$", "finish"),
+    ("one", r"(?i)^\W*(?:all )?done(?:\W*$|[.!:,;] (?:best|final) )", "finish"),
     ("one]", r"(?i)^\s*\[(?:all )?done\](?!.{0,80}\bepoch\b)", "finish"),
     ("inal", r"(?i)^\W*(?:saved|saving) (?:the )?final (?:weights|model|checkpoint)\b", "finish"),
     ("inal", _ANY_CASE + r"final (?:\w{1,20}[ _]){0,2}loss\W{1,4}\d", "finish"),
@@ -122,6 +123,7 @@ _SPENT = re.compile(
 TRACEBACK_HEADER = "Traceback (most recent call last)"  # only the last line of a traceback names the error
 _EXCEPTION = re.compile(
     r"^(?:[A-Za-z_]\w*\.)*_?[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Failure)\b(?::|$)|^\[Errno \d{1,4}\] "
+    r"|^(?:[a-z_]\w*\.)+(?:exc|exceptions?|errors?)\.[A-Z]\w*:"  # torch._inductor.exc.TritonMissing
 )
 _FRAME = re.compile(r'File "[^"]{1,400}", line \d{1,9}, in (\w{1,80})')
 # What a script fails with before it does anything: after another error, it is of a later launch.

@@ -217,6 +217,10 @@ def _template(texts: tuple[str, ...]) -> tuple[tuple[Field, ...], tuple[str, ...
             if counted is not None and last.role is None:
                 slots[-1] = last._replace(name=counted[0], role=counted[1], rank=counted[2])
             continue
+        is_share = last and last.at == index - 1 and last.unit == "%" and last.name.lower() in SPLITS
+        if last and is_share and not before.strip(" :=)]"):  # Val~20% 1.95, val (20%): 1.95
+            slots[-1] = last._replace(at=index, unit=unit)
+            continue
         if last and last.total_at == index - 1 and before.strip() == "=":
             slots[-1] = last._replace(at=index, total_at=None, unit=unit)  # 3185/10042=0.3172
             continue
@@ -252,6 +256,12 @@ def _template(texts: tuple[str, ...]) -> tuple[tuple[Field, ...], tuple[str, ...
 def _with_bare_counts(slots: Sequence[Field], texts: Sequence[str]) -> list[Field]:
     """Counts that have no name: `epoch 3 5/40`, a progress bar's, `[3, 2000] loss`, `300 | train loss`."""
     made = list(slots)
+    if made and texts[1].startswith(("]", ":")) and made[0].name.lower() in VAL_WORDS:  # eval 20: train 1.05
+        made = [
+            one._replace(role="val_loss", split="val") if (one.role, one.split) == ("loss", "") else one
+            for one in made
+        ]
+        made[0] = made[0]._replace(role="iteration", rank=950, split="val")
     for at, slot in enumerate(made):
         has_epoch = any(one.role == "epoch" for one in made[:at])
         is_bar = slot.at > 0 and "%|" in texts[slot.at]

@@ -65,7 +65,8 @@ _OF_ANY_TRAINER: tuple[HeaderLine, ...] = (
     ("param", rf"(?<!expert )(?:Total|Model|model)[ _]param(?:eter)?s:?\s*{COUNT}", "parameters"),
     (
         "aram",
-        rf"(?:^|\| )(?:Model )?(?:Param(?:eter)?s|Parameter [Cc]ount):\s*{COUNT}(?=$|[\s|])",
+        rf"(?i)(?:^|\| )(?:# ?|n_|num_|model )?(?:param(?:eter)?s|parameter count)\s{{0,4}}[:=]\s*{COUNT}"
+        r"(?=$|[\s|])",
         "parameters",
     ),
     # `10.79 M parameters` in Karpathy's lecture, `model: 63.91M params | vocab 6400`, `params=3.15M  …`
@@ -78,6 +79,8 @@ _OF_ANY_TRAINER: tuple[HeaderLine, ...] = (
         rf"{COUNT}\s?(?:model )?param(?:eter)?s\b(?! each| per)",
         "parameters",
     ),
+    ("参数", rf"(?:总参数[量数]?|(?<!训练)参数(?:总[量数]|数?量))\s?[:：=]\s{{0,4}}{COUNT}", "parameters"),
+    ("参数", rf"可训练(?:的)?参数(?:总?[量数]|数量)?\s?[:：=]\s{{0,4}}{COUNT}", "trainable_parameters"),
     # DeepSpeed's, of all parameters that it has partitioned so far.
     ("num_elems", rf"finished initializing model - num_params = \d+, num_elems = {COUNT}", "parameters"),
     ("params=", rf"(?:^|[\s;,|])params={COUNT}(?=[\s,|]|$)", "parameters"),
@@ -219,6 +222,11 @@ def _record(field: str, text: str, line: str, builder: RunBuilder) -> None:
         setattr(setup, field, parse_count(text))
         total, known = setup.trainable_parameters + setup.frozen_parameters, setup.values.get("parameters")
         setup.values["parameters"] = max(total, known if isinstance(known, int) else 0)
+    elif field == "parameters_of_rank":
+        # All ranks of tensor parallelism have as many; a pipeline's first stage has the embedding, too.
+        degree = 1 if setup.values.get("world_size") == 1 else setup.values.get("tensor_parallel")
+        if isinstance(degree, int) and setup.values.get("pipeline_parallel") in (None, 0, 1):
+            setup.values["parameters"] = parse_count(text) * max(1, degree)
     elif field == "resumed_val_loss":
         if not builder.has_steps:  # else the best one is loaded after training
             setup.values[field] = float(text)

@@ -19,7 +19,7 @@ from glassgpt.runs.metric_columns import PART_RANK, metric_of
 
 # Words of a line whose `train` and `val` are something else.
 _OTHER_THAN_LOSS = re.compile(
-    r"\b(?:acc|accuracy|err|error|f1|auc|iou|r2|mae|size|samples|examples|batches)\b|%"
+    r"\b(?:acc|accuracy|err|error|f1|auc|iou|r2|mae|size|samples|examples|batches)\b|(?<!\d)%"
 )
 _VALIDATION_KINDS = frozenset({"score", "error_rate"})  # of metrics: a line with BLEU, say
 _MAX_VAL_TO_TRAIN_LOSS = (
@@ -96,7 +96,7 @@ class LossFinder:
         }
         train_loss, val_loss = named.get("train"), named.get("val") or named.get("test")
         is_alone = self.names_nothing and len(line.words) == 1
-        if _OTHER_THAN_LOSS.search(line.text.lower()):
+        if _OTHER_THAN_LOSS.search(line.text.lower()) or any(one.unit == "%" for one in line.fields):
             return None, None
         if val_loss is not None and train_loss is None and not is_alone:
             is_alone = self._is_val_loss(val_loss, builder)

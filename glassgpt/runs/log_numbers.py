@@ -22,9 +22,9 @@ NUMBER = (
     r"([-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?"
     r"|(?:nan|NaN|NAN)\b|(?:inf(?:inity)?|INF)\b))"  # in capitals where the format has an E: `lm loss: NAN`
 )
-COUNT = r"([\d,.]+(?:\s?[kKMBG](?![a-z]))?)"  # not the M of "6 Models"
+COUNT = r"([\d,.]+(?:\s?(?:[kKMBG](?![a-z])|百万|万|亿))?)"  # not the M of "6 Models"
 MAX_CELL_CHARS = 64  # of a number or a time in a table
-_UNITS = {"k": 1e3, "K": 1e3, "M": 1e6, "m": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
+_UNITS = {"k": 1e3, "K": 1e3, "M": 1e6, "m": 1e6, "B": 1e9, "G": 1e9, "T": 1e12, "万": 1e4, "亿": 1e8}
 
 # Digits and signs of Hindi and Arabic texts, as Python's patterns for numbers expect them.
 ASCII_DIGITS = {ord(char): str(at % 10) for at, char in enumerate("०१२३४५६७८९٠١٢٣٤٥٦٧٨٩۰۱۲۳۴۵۶۷۸۹")} | {
@@ -76,7 +76,7 @@ def parse_ms(number: str, unit: str) -> float:
 
 def parse_count(text: str) -> int:
     """10.65M, 124,475,904, 1.1B. Raises ValueError for anything else."""
-    text = text.strip()
+    text = text.strip().replace("百万", "M")
     unit = _UNITS.get(text[-1:], 1.0)
     value = parse_number(text[:-1].strip() if unit != 1.0 else text) * unit
     if not 0 <= value <= MAX_COUNT:

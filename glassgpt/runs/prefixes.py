@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 from datetime import datetime, timedelta
 
-_RANK = re.compile(r"\[(?:rank|default)(\d{1,4})\](?::\s*|\s+)")
+# torchrun writes `[default0]:`, and as its template says, `[trainer0|0]:` or `[worker1:9]:`
+_RANK = re.compile(r"\[(?:(?:rank|default)|[a-z]\w{0,30}\d[|:])(\d{1,5})\](?::\s*|\s+)")
 _NUMBER_LABEL = re.compile(r"(?:\[\d{1,9}\]:?|\d{1,9}:)\s+")  # srun's rank, or a line number
 _DAY = r"(?:\d{4}[-/]\d{2}[-/]\d{2}|\d{2}[-/.]\d{2}[-/.]\d{4})"
 _CLOCK = rf"\[?(?:{_DAY}[T ])?" r"\d{2}:\d{2}:\d{2}(?:[.,]\d{1,9})?(?:Z|[+-]\d{2}:?\d{2})?\]?"

@@ -21,7 +21,7 @@ from glassgpt.runs.fields import Field, Line
 from glassgpt.runs.log_numbers import parse_number
 
 MIN_BAR_S = 10.0  # between two lines, for the difference of whole seconds to be a time
-_CLOCK = re.compile(
+BAR_CLOCK = re.compile(
     r"%\|[^|]{0,300}\|\s*(\d{1,12})/(\d{1,12}) "
     r"\[([\d:]{4,12})<[\d:?]{1,12}(?:, {0,2}([\d.]{1,12})(?:s/it|it/s))?"
 )
@@ -77,7 +77,7 @@ class ProgressBar:
     def repeats_loss(self, step: BarStep) -> bool:
         """Whether the line has the loss of another iteration. Those that repeat the first loss are held: if
         it stays, they are steps."""
-        loss, bar = step.loss.text, _CLOCK.search(step.line.text)
+        loss, bar = step.loss.text, BAR_CLOCK.search(step.line.text)
         is_same = loss == self._loss and len(loss.partition(".")[2]) >= _MIN_LOSS_DECIMALS
         is_set = step.iteration == self._at and bar is not None and bar[1] != bar[2]
         self._loss, self._at = loss, step.iteration
@@ -98,7 +98,7 @@ class ProgressBar:
 
     def read_clock(self, text: str, iteration: int, builder: RunBuilder) -> BarClock | None:
         """None of a bar that counts an epoch. Else the time so far is that of the run."""
-        if (bar := _CLOCK.search(text)) is None:
+        if (bar := BAR_CLOCK.search(text)) is None:
             return None
         if int(bar[1]) == iteration and (self._counts_run or not builder.has_steps):
             self._counts_run, seconds = True, bar_seconds(bar[3])

@@ -59,6 +59,8 @@ _MAX_BUFFERED_LINES = 100_000  # until the trainer is clear: some logs begin wit
 # Losses have three decimals or more; a number with fewer at the very end may be cut off.
 _TRUNCATED_NUMBER = re.compile(r"(?<![\d.,])[-+]?\d[\d,]*\.?\d{0,2}$")
 _DIGITS = b"0123456789"
+_LAST_DECIMALS = re.compile(r"\.(\d{1,20})$")
+_MAX_TAIL_CHARS = 30  # without its digits, in which a line's end equals that of the line before
 # A line that says a loss as a step or an evaluation does; not what was best so far, or the last.
 _LOSS = re.compile(
     r"^(?!.{0,200}(?:best|final|lowest|minimum|improve|previous|target|saved|saving)).{0,200}?"
@@ -69,8 +71,15 @@ _MIN_UNREAD_LOSSES, _MIN_UNREAD_SHARE = 5, 0.1
 _LIST_BEGIN, _STRING = re.compile(r'"[^"]{1,100}":\s?\[$'), re.compile(r'".*",?$')
 _PROGRAM_ERROR = re.compile(  # argparse's, or the last line of a traceback
     r"\S{1,80}\.py: error: \S|(?:[A-Za-z_]\w{0,40}\.){0,6}[A-Z]\w{0,60}(?:Error|Exception): \S"
+    r"|(?:[a-z_]\w{0,40}\.){1,6}(?:exc|exceptions?|errors?)\.[A-Z]\w{0,60}: \S"
 )
 _MOVING_BAR = re.compile(r"\d%\|.{0,300}?\b[1-9]\d{0,11}/\d{1,12} \[")  # after an error, it went on
+# Of a loop that trains, as far as its description says.
+_TRAINING_BAR = re.compile(
+    r"(?i)(?:[^%]{0,60}\b(?:train|epoch|step)[^%]{0,60}?)?\s{0,8}\d{1,3}%\|[^|]{0,300}"
+    r"\|\s*([1-9]\d{0,11})/(\d{1,12}) "
+    r"\[([\d:]{4,12})<"
+)
 MAX_ERROR_CHARS = 160
 _QUOTED_LINE = re.compile(r"^\s*(?:```|~~~|>?\s*[-*]?\s*\*\*\s*(?:iter|step)\b)")
 
@@ -104,6 +113,14 @@ def read_logs(lines: Iterable[str | LogLine], name: str, head: str = "") -> tupl
 
 def _has_loss(text: str) -> bool:
     return ("oss" in text or "OSS" in text) and _LOSS.match(text.lower()) is not None
+
+
+def _ends_alike(text: str, before: str) -> bool:
+    """Whether both lines end with the same values, the last with as many decimals: then a last line
+    without a line feed is whole."""
+    decimals = [match and len(match[1]) for match in map(_LAST_DECIMALS.search, (text, before))]
+    tails = [re.sub(r"\d", "", one[-2 * _MAX_TAIL_CHARS :])[-_MAX_TAIL_CHARS:] for one in (text, before)]
+    return decimals[0] is not None and decimals[0] == decimals[1] and tails[0] == tails[1]
 
 
 def _without_prefixes(raw_line: LogLine) -> LogLine:
@@ -239,6 +256,11 @@ class LogRecognizer:
             # A bar without a loss may be the training's.
             when = "" if any(map(_MOVING_BAR.search, texts)) else " before it had trained"
             return f'; a program failed{when}: "{error.strip()[:MAX_ERROR_CHARS]}"'
+        for bar in filter(None, map(_TRAINING_BAR.match, reversed(texts))):
+            return (
+                f"; its progress bar goes to {int(bar[1]):,} of {int(bar[2]):,}, after {bar[3]}, but no line "
+                "with a step and a loss was recognised"
+            )
         return ""
 
     def texts(self) -> list[str]:
@@ -313,6 +335,7 @@ class _TrainerSplitter:
             if not _have_one_pattern(self._reader.form, begin_form):
                 return at
         if at < end and (form := self._reader.form) is not None:
+            self._reader.latest_step_text = lines[end - 1].rstrip()
             self._reader.feed_steps({name: texts[at - end :] for name, texts in item.columns.items()}, form)
             self._forget_lines_since_match()
             self._reader.builder.stamps.add(self._reader.builder.line, lines[end - 1][:MAX_CLOCK_CHARS])
@@ -396,6 +419,7 @@ class LogReader:
         self._lowest_rank: int | None = None
         self._of_other_ranks: deque[str] = deque(maxlen=_MAX_RANK_LINES)
         self._ends_mid_line = False
+        self.latest_step_text = ""
         self._has_other_evals = False  # evaluations that are not printed as this trainer does
         self._has_other_saves = False  # the same, of saves
         self._unread_losses = 0  # lines with a loss that are neither step nor evaluation
@@ -417,8 +441,8 @@ class LogReader:
             builder.begin_cell()
         if line.clock or text[-4:].isdecimal():  # the second may be as `date` prints it
             builder.stamps.add(builder.line, line.clock, text)
-        self._ends_mid_line = line.is_incomplete
-        if line.is_incomplete:
+        self._ends_mid_line = line.is_incomplete and not _ends_alike(text, self.latest_step_text)
+        if self._ends_mid_line:
             text = text[:-40] + _TRUNCATED_NUMBER.sub("", text[-40:])
         # A log that began without quotation marks is not a quotation; its samples may have them later.
         if ("`" in text or "*" in text) and (builder.has_quoted_lines or not builder.has_steps):
@@ -436,7 +460,7 @@ class LogReader:
                 return True
         items_before = builder.non_step_count
         if self._read_line(text, builder):
-            self._setup_at_last_step = None
+            self._setup_at_last_step, self.latest_step_text = None, text
             self._read_other_ranks()
             self._of_other_ranks.clear()
             if text[:5].lower() == "final":

@@ -433,6 +433,11 @@ class RunLog:
         is_whole = self.iterations_done is not None or any(one.iteration == 0 for one in self.evals[:1])
         if is_whole and len(at) > 1 and at[0] <= at[1] - at[0]:
             before[0] = 0
+        # The same of one whose first line has a mean: of all iterations so far, where that is its interval.
+        has_mean = self.trainer.step_time_is_interval_mean and len(at) > 0 and np.isfinite(self.steps.ms[0])
+        interval = at[1] - at[0] if len(at) > 1 else self.setup.settings.get("log_interval")
+        if has_mean and at[0] == interval and self.has_iteration_numbers:
+            before[0] = 0
         passed: Ints = np.maximum(at - before - 1, 0)
         return passed
 

@@ -36,6 +36,9 @@ _SAVE_WORDS = (
 _OTHER_THINGS = re.compile(
     r"\b(?:tokenizer|vocab\w*|plots?|figures?|curves?|history|metrics|results?|predictions?|samples?|data"
     r"|dataset|embeddings?|config\w*|logs?|losses)\b(?=.{0,60}\bsav(?:ed|ing)\b)"
+    # One that is there, or is not, to begin with: `No saved model found`, `loading the saved model from`.
+    r"|\b(?:no|not|without|any|never|found|load\w*|restor\w*|resum\w*|us(?:ing|ed)|from)"
+    r" (?:(?:an?|the|previously|existing) ){0,2}saved\b|\bsaved \w{1,20} (?:was )?not found\b"
     r"|\bsav(?:ed|ing|e) (?:the )?(?:\w{1,20} )?(?:tokenizer|vocab\w*|plots?|figures?|curves?|history|metrics"
     r"|results?|predictions?|samples?|data|dataset|embeddings?|config\w*|logs?|losses)\b"
 )

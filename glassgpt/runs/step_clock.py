@@ -21,6 +21,7 @@ from glassgpt.runs.log_numbers import MAX_CELL_CHARS, parse_cell
 from glassgpt.runs.run_log import Floats, Ints, Steps
 
 _MIN_GROWING_LINES, _MIN_GROWTH = 8, 3.0  # no series of step times grows so
+_MIN_GROWING_FROM_0 = 3  # and none begins at nothing: the first one is the slowest
 _MIN_SPAN = 20  # units of the clock in a time: its error is at most 1 in 20
 _MIN_SPANS, _MIN_PAUSE_STDS = 3, 3.0  # to tell how much longer the spans with an evaluation are
 _MAX_PAUSE_RATIO = 2.5  # of the typical pause: a longer one has a stall in it
@@ -215,7 +216,8 @@ def times_between(steps: Steps) -> Steps | None:
     ms = steps.ms[timed]
     is_same = np.diff(steps.segment[timed]) == 0
     growth = np.diff(ms)[is_same]
-    if len(growth) < _MIN_GROWING_LINES or not (growth > 0).all() or ms.max() < _MIN_GROWTH * ms.min():
+    least = _MIN_GROWING_FROM_0 if len(ms) and ms[0] == 0 else _MIN_GROWING_LINES
+    if len(growth) < least or not (growth > 0).all() or ms.max() < _MIN_GROWTH * ms.min():
         return None
     iterations = np.diff(steps.iteration[timed])
     between = np.full(len(steps.ms), np.nan)

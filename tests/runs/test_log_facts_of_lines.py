@@ -110,8 +110,13 @@ def test_a_save_in_other_words(line: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["saved out/samples.txt", "saving energy", "Savings: 3.pt", "best.pt is loaded"]
-)
+    "line",
+    [
+        "saved out/samples.txt", "saving energy", "Savings: 3.pt", "best.pt is loaded",
+        "No saved model found. Starting from scratch.", "Loading the saved model from out/model.pt",
+        "saved checkpoint not found: out/best.pt",
+    ],
+)  # fmt: skip
 def test_what_is_no_save(line: str) -> None:
     text = "".join(f"step {at}, loss {3 - at / 20:.4f}\n" for at in range(1, 11)) + f"{line}\n"
     assert parse_facts(text).checkpoint_steps is None
@@ -125,6 +130,8 @@ def test_what_is_no_save(line: str) -> None:
     [
         ("Target loss 0.1 reached at step 18, loss=0.094", 18),
         ("Total time exceeded 1 minute, ending training", None),
+        ("early stop: no better for 4 evaluations", None),
+        ("Done! Best val loss 1.234 at 10", None),
     ],
 )
 def test_a_run_that_ends_by_a_limit_of_its_own(line: str, done: int | None) -> None:

@@ -257,6 +257,48 @@ def test_lines_of_torchtunes_loggers() -> None:
     assert run_log.steps.lr[0] == 2e-5
 
 
+@pytest.mark.parametrize(
+    ("world", "parallel", "parameters"), [(1, 1, 1_000_000), (8, 2, 2_000_000), (8, None, None)]
+)
+def test_gpt_neox(world: int, parallel: int | None, parameters: int | None) -> None:
+    """Its arguments say where they are from. One line is the mean of all iterations so far."""
+    arguments = f"  model_parallel_size ............. {parallel}...........................default\n"
+    text = (
+        f"using world size: {world} and model-parallel size\n" + arguments * (parallel is not None)
+        + "  log_interval .................... 100...........................default\n"
+        " > number of parameters on model parallel rank 0: 1000000\n"
+        " samples/sec: 371.8 | iteration      100/     800 | elapsed time per iteration (ms): 600.5 | "
+        "learning rate: 8.838E-04 | lm_loss: 2.869912E+00 | loss scale: 4096.0 | "
+        "number of skipped iterations: 0 | number of nan iterations: 0 |\n"
+    )  # fmt: skip
+    run_log = parse_log(text)
+    facts = Analysis(run_log).facts
+    assert (run_log.trainer.id, run_log.trainer.name, facts.total_s) == ("megatron", "GPT-NeoX", 60.05)
+    assert run_log.setup.parameters == parameters
+
+
+@pytest.mark.parametrize(("first", "total_s"), [(10, 3 * 10.0), (1, 21.0), (60, 21.0)])
+def test_the_first_line_of_a_mean_covers_its_interval(first: int, total_s: float) -> None:
+    """Of an excerpt, it is not known which iterations it covers."""
+    text = "".join(
+        f"Iter {at}: Train loss {3 - at / 100:.3f}, It/sec 1.000, Tokens/sec 99.0\n"
+        for at in (first, first + 10, first + 20)
+    )
+    assert Analysis(parse_log(text)).facts.total_s == pytest.approx(total_s)
+
+
+def test_an_excerpt_of_torchtunes_behind_torchruns_prefix() -> None:
+    """Its first line is one that is drawn again: the clock is of the next update."""
+    lines = [
+        f"[trainer0|0]:1|{at - again}|Loss: {2 - at / 100}:  5%|▍     | {at + 1}/200 "
+        f"[{at // 4:02}:{at % 4 * 15:02}<11:17, 14.73s/it]"
+        for at in range(60, 80) for again in (1, 0)
+    ]  # fmt: skip
+    run_log = parse_log("\n".join(lines))
+    assert (run_log.trainer.id, run_log.steps.iteration.tolist()) == ("torchtune", list(range(59, 80)))
+    assert Analysis(run_log).steady_ms == pytest.approx(15_000)
+
+
 def test_torchtunes_clock_tells_the_time_not_its_average() -> None:
     run_log = parse_log(_torchtune())
     assert (run_log.trainer.id, run_log.setup.planned_iterations) == ("torchtune", 80)

@@ -360,6 +360,44 @@ def test_the_time_of_a_run_and_the_source_of_a_message() -> None:
     assert len(parse_log("".join([*lines[:4], saved, *lines[4:]])).checkpoints) == 1
 
 
+@pytest.mark.parametrize(("name", "is_told"), [("", True), ("Training Progress: ", True), ("Map: ", False)])
+def test_how_far_a_training_without_losses_went(name: str, is_told: bool) -> None:
+    bars = "".join(f"{name} {at}%|▎   | {at}/28 [00:{31 * at}<14:22, 31.96s/it]\n" for at in (0, 1))
+    with pytest.raises(UserError) as raised:
+        parse_log(f"***** Running training *****\n  Num examples = 900\n{bars}")
+    assert ("bar goes to 1 of 28, after 00:31" in str(raised.value)) == is_told
+
+
+def test_an_exception_of_any_name() -> None:
+    error = "torch._inductor.exc.TritonMissing: no triton\n"
+    with pytest.raises(UserError) as raised:
+        parse_log(f'Parameters: 2M\nTraceback (most recent call last):\n  File "t.py", line 3\n{error}')
+    assert 'failed before it had trained: "torch._inductor.exc.TritonMissing' in str(raised.value)
+
+
+@pytest.mark.parametrize(("last", "count"), [("0.64", 500), ("0.6", 499), ("0.", 499)])
+def test_a_last_line_without_a_line_feed_may_be_whole(last: str, count: int) -> None:
+    text = "".join(f"time = 2.{at % 90 + 10}, iter = {at}, loss = 0.{at % 90 + 10}\n" for at in range(1, 500))
+    assert parse_log(f"{text}time = 3.04, iter = 500, loss = {last}").iterations_logged == count
+
+
+@pytest.mark.parametrize("val", ["Val~20% {v}", "Val (20%): {v}", "Val {v}"])
+def test_a_share_of_the_validation_data_is_no_loss(val: str) -> None:
+    line = f"[Step {{s}}/900] Train {{t}} | {val}\n"
+    text = "".join(line.format(s=at, t=2.5 - at / 1000, v=2.6 - at / 1000) for at in range(100, 501, 100))
+    assert read(text)[2] == [(at, round(2.6 - at / 1000, 4)) for at in range(100, 501, 100)]
+
+
+def test_bars_tell_the_time_of_an_epoch() -> None:
+    """Each is drawn twice at its end; training and validation have one each."""
+    bar = "Epoch {e}/9 {s}: 100%|████| 68/68 [01:{t}<00:00,  1.10s/batch]\n"
+    text = "".join(
+        2 * bar.format(e=at, s="train", t=14) + bar.format(e=at, s="val", t="06")
+        + f"Epoch [{at}/9], Loss: {2 - at / 20:.4f}\n" for at in range(1, 9)
+    )  # fmt: skip
+    assert parse_log(text).steps.ms.tolist() == [140_000.0] * 8
+
+
 def test_a_program_whose_bar_moved_may_have_trained() -> None:
     error = "RuntimeError: got signal: 1\n"
     for text, claims in ((error, True), (f" 1%|  | 68/5520 [00:21<28:19, 3.21it/s]\n{error}", False)):
@@ -486,6 +524,38 @@ def test_a_number_of_a_split_near_the_loss_is_a_loss(line: str, is_eval: bool) -
     evals = [(at, round(3.5 - at / 100, 4)) for at in range(10, 60, 10)] if is_eval else []
     assert read(text)[2] == evals
     assert len(parse_log(text).checkpoints) == 5 * ("saved" in line)
+
+
+@pytest.mark.parametrize(
+    "line", ["  eval {s}: train {t:.4f} | val {v:.4f} | 1.9 bpc", "[eval {s}] val loss {v:.4f}"]
+)
+def test_the_number_of_an_evaluation_is_a_step(line: str) -> None:
+    """Between the lines of steps, too; and its save is of that step."""
+    text = "step 0 | loss 3.4\n" + "".join(
+        f"{line.format(s=at, t=3 - at / 500, v=3.5 - at / 500)}\nsaved out/best.pt\n"
+        + f"step {at + 10} | loss {3.4 - at / 500}\n" * (at % 50 == 40)
+        for at in range(20, 201, 20)
+    )
+    evals = [(at, round(3.5 - at / 500, 4)) for at in range(20, 201, 20)]
+    assert read(text)[2] == evals
+    assert [save.iteration for save in parse_log(text).checkpoints] == [at for at, _ in evals]
+
+
+def test_the_number_of_an_evaluation_may_count_evaluations() -> None:
+    text = "".join(f"step {at} | loss {3.4 - at / 500}\neval {at // 50}: val loss {3.5 - at / 500}\n"
+                   for at in range(50, 301, 50))  # fmt: skip
+    assert read(text)[2] == [(at, round(3.5 - at / 500, 4)) for at in range(50, 301, 50)]
+
+
+@pytest.mark.parametrize(
+    ("times", "ms"), [((0, 5, 9, 13), None), ((0, 50, 100, 149), 1000), ((4, 5, 4, 5), 5000)]
+)
+def test_a_bare_time_that_begins_at_nothing_and_grows_is_a_clock(
+    times: tuple[int, ...], ms: float | None
+) -> None:
+    text = "".join(f"iter {50 * at} | loss {3 - at / 10:.4f} | {time}s\n" for at, time in enumerate(times))
+    found = parse_log(text).steps.ms[-1]
+    assert math.isnan(found) if ms is None else found == pytest.approx(ms, rel=0.03)
 
 
 @pytest.mark.parametrize(

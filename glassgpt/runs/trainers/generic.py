@@ -35,7 +35,7 @@ from glassgpt.runs.line_losses import LossFinder, mean_loss
 from glassgpt.runs.log_numbers import MAX_COUNT, loss_of_perplexity
 from glassgpt.runs.metric_columns import metric_of
 from glassgpt.runs.prefixes import clock_us
-from glassgpt.runs.progress_bar import BarStep, ProgressBar
+from glassgpt.runs.progress_bar import BAR_CLOCK, BarStep, ProgressBar, bar_seconds
 from glassgpt.runs.save_lines import read_save, save_begins
 from glassgpt.runs.step_clock import StepClock, parse_clock
 from glassgpt.runs.step_form import StepForm
@@ -96,6 +96,7 @@ class _Epoch(NamedTuple):
     val_loss: Field | None
     line: Line
     at: int  # its number in the file
+    seconds: float = math.nan  # by the progress bars before the line
 
 
 class _Uncounted(NamedTuple):
@@ -141,6 +142,7 @@ class GenericReader:
         self._count_line = ""  # the line before, where it has a count and no loss
 
         self._bar = ProgressBar()
+        self._epoch_bars: tuple[int, dict[str, float]] = 0, {}  # seconds of an epoch's, without a loss
 
     # --- what a line is ---
 
@@ -178,7 +180,11 @@ class GenericReader:
         return self._read_loss(line, loss, val_loss, builder)
 
     def _read_words(self, line: Line, lower: str, builder: RunBuilder) -> bool:
-        """A line without a loss: a save, the end, a title, or a perplexity."""
+        """A line without a loss: a save, the end, a title, a bar, or a perplexity."""
+        bar, of_bar = BAR_CLOCK.search(line.text) if "100%|" in line.text else None, line.of("epoch")
+        if bar and bar[1] == bar[2] and of_bar is not None and of_bar.is_count:
+            seconds = self._epoch_bars[1] if of_bar.number == self._epoch_bars[0] else {}
+            self._epoch_bars = of_bar.number, seconds | {line.text.partition("%")[0]: bar_seconds(bar[3])}
         is_end = _END.match(lower) or self._ends_last_epoch(lower)
         if is_end:
             self.close(builder)
@@ -226,7 +232,7 @@ class GenericReader:
 
     def _read_loss(self, line: Line, loss: Field, val_loss: Field | None, builder: RunBuilder) -> bool:
         epoch, batch = line.count_of("epoch"), line.count_of("batch")
-        step, title = line.count_of("iteration"), self._title
+        step, title = self._step_or_none(line.count_of("iteration"), builder), self._title
         epoch = epoch if epoch is not None and epoch.is_count else None
         step = step if step is not None and (step.is_count or step.unit in _SCALES) else None
         if "%)]" in line.text and epoch and batch and step is None:
@@ -276,6 +282,13 @@ class GenericReader:
         if is_eval and not self._counts_epochs and len(line.words) <= _MAX_TITLE_WORDS:
             self._add_eval(builder.last_iteration, val_loss, builder, loss)
         return is_eval and not is_named
+
+    def _step_or_none(self, step: Field | None, builder: RunBuilder) -> Field | None:
+        """The number of `eval 500: val 2.1` is a step, or counts evaluations: then it is behind the steps."""
+        is_of_eval = step is not None and step.is_count and step.name.lower() in SPLITS
+        if step is None or not is_of_eval or step.number >= max(builder.last_iteration or 0, 2):
+            return step
+        return step if step.number == 0 and not builder.last_iteration else None
 
     def _read_uncounted(self, loss: Field, builder: RunBuilder) -> bool:
         self._count += 1
@@ -544,7 +557,10 @@ class GenericReader:
         if builder.iteration_by_count is not None:
             self._count += 1
             number, planned = self._count, None
-        self._held = _Epoch(number, planned, loss, val_loss, line, builder.line)
+        bars, self._epoch_bars = self._epoch_bars[1], (0, {})
+        self._held = _Epoch(
+            number, planned, loss, val_loss, line, builder.line, sum(bars.values()) or math.nan
+        )
         builder.holds_step = True
         if builder.has_steps:
             self.close(builder)
@@ -561,7 +577,7 @@ class GenericReader:
         )
         times = {name: found.value for name, found in step_values(held.line).items() if name in ("s", "ms")}
         is_of_step = any("/" in one.unit for one in held.line.fields)  # 12ms/it: not the time of an epoch
-        ms = math.nan if is_of_step else times.get("ms", 1000 * times.get("s", math.nan))
+        ms = math.nan if is_of_step else times.get("ms", 1000 * times.get("s", held.seconds))
         builder.add_step(held.number, held.loss.value, ms=ms, lr=lr, grad_norm=norm, line=held.at)
         if held.planned and builder.iteration_by_count is None:
             builder.setup.values["planned_iterations"] = held.planned
@@ -666,7 +682,10 @@ class GenericReader:
     def _read_save(self, line: Line, lower: str, builder: RunBuilder) -> None:
         step = line.of("iteration")
         number = step.number if step is not None and step.is_count else None
-        read_save(lower, builder, builder.last_iteration, number, counts_epochs=self._counts_epochs)
+        last = builder.last_iteration
+        if last is not None and self._evaluated_at is not None:
+            last = max(last, self._evaluated_at)  # evaluations may have lines where steps have none
+        read_save(lower, builder, last, number, counts_epochs=self._counts_epochs)
 
 
 def _fixed_spans(line: Line) -> list[tuple[int, int]]:

@@ -3,6 +3,7 @@
     iteration       10/     100 | consumed samples: 640 | elapsed time per iteration (ms): 812.3 | lm loss: …
     validation loss at iteration 50 on validation set | lm loss value: 2.500000E+00 | lm loss PPL: 1.2E+01 |
     validation loss at iteration 50 | LM loss: 2.500000E+00 | LM PPL: 1.218249E+01                (older)
+    samples/sec: 371.8 | iteration      100/     800 | elapsed time per iteration (ms): 688.5 | …  (GPT-NeoX)
     Training epoch 0, iteration 9/99 | lr: 3e-06 | reduced_train_loss: 10.31 | train_step_timing in s: 4.5
 
 Loss and time are means since the previous line; the time excludes evaluations. An iteration whose loss is NaN
@@ -18,7 +19,7 @@ from dataclasses import replace
 
 from glassgpt.i18n import say
 from glassgpt.runs.builder import RunBuilder
-from glassgpt.runs.log_numbers import MAX_COUNT, NUMBER, parse_number
+from glassgpt.runs.log_numbers import COUNT, MAX_COUNT, NUMBER, parse_number
 from glassgpt.runs.step_line import StepLine, add_values
 from glassgpt.runs.trainer import Trainer
 
@@ -78,6 +79,8 @@ class MegatronReader:
                 self._val_loss = val_loss
                 return True
             if match := _ITERATION.search(line):
+                if builder.trainer is TRAINER and line.startswith("samples/sec:"):
+                    builder.trainer = _NEOX_TRAINER
                 return self._read_step(int(match[1]), int(match[2]), line, builder)
             if match := _VALIDATION.search(line):
                 at = int(match[1]) if match[1] else builder.last_iteration
@@ -145,7 +148,9 @@ _ARGUMENTS = {
     "hidden_size": "n_embd", "num_attention_heads": "n_head", "lr": "learning_rate", "min_lr": "min_lr",
     "train_iters": "max_iters", "lr_warmup_iters": "warmup_iters", "lr_decay_iters": "lr_decay_iters",
     "eval_interval": "eval_interval", "eval_iters": "eval_iters", "clip_grad": "grad_clip",
-    "padded_vocab_size": "vocab_size", "weight_decay": "weight_decay",
+    "padded_vocab_size": "vocab_size", "weight_decay": "weight_decay", "log_interval": "log_interval",
+    "tensor_model_parallel_size": "tensor_parallel", "pipeline_model_parallel_size": "pipeline_parallel",
+    "model_parallel_size": "tensor_parallel", "pipe_parallel_size": "pipeline_parallel",
 }  # fmt: skip
 
 TRAINER = Trainer(
@@ -155,7 +160,16 @@ TRAINER = Trainer(
     identifying_line=re.compile(r"^(?:using world size: \d|> initialized tensor model parallel with size)"),
     header=(
         ("done with setup", r"^done with setup \.\.\.", ""),
-        *((f"{name} ..", rf"^{name} \.{{2,80}} (\S{{1,40}})$", field) for name, field in _ARGUMENTS.items()),
+        *(
+            # GPT-NeoX says where a value is from: `log_interval .......... 100....................default`
+            (f"{name} ..", rf"^{name} \.{{2,80}} (\S{{1,40}}?)(?:\.{{3,80}}(?:default|updated))?$", field)
+            for name, field in _ARGUMENTS.items()
+        ),
+        (
+            "model parallel rank",
+            rf"number of parameters on (?:\(tensor, pipeline\) )?model parallel rank (?:0|\(0, 0\)): {COUNT}",
+            "parameters_of_rank",
+        ),
     ),
     glossary=(
         ("iteration", "iteration {}", say("glossary.updates_done")),
@@ -180,6 +194,7 @@ TRAINER = Trainer(
     logs_checkpoints=True,
     resume_command="--load CHECKPOINTS",
 )
+_NEOX_TRAINER = replace(TRAINER, name="GPT-NeoX")
 _NEMO_TRAINER = replace(
     TRAINER,
     name="NeMo",

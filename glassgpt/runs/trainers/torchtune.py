@@ -40,6 +40,7 @@ class TorchtuneReader:
     def __init__(self) -> None:
         self._clock = StepClock(resolution_s=1.0)
         self._bar = 0  # where the epoch's bar is
+        self._bar_of_step = 0  # where it was at the latest update
         self._epochs: int | None = None  # as the config says
 
     def __call__(self, line: str, builder: RunBuilder) -> bool:
@@ -65,6 +66,9 @@ class TorchtuneReader:
         self._bar = at
         if iteration == builder.last_iteration:
             return  # drawn again
+        if at == self._bar_of_step:  # an excerpt: its first line was one that is drawn again
+            self._clock = StepClock(resolution_s=1.0)
+        self._bar_of_step = at
         ms = self._clock.step_ms(iteration, bar_seconds(match[6]))
         if at == 1 and (rate_ms := bar_step_ms(match[7], match[8])) > 0:
             ms = rate_ms

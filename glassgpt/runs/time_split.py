@@ -135,6 +135,10 @@ def _unlogged_ms(run_log: RunLog, ms: Floats, local_ms: Floats) -> Floats:
     if run_log.iterations_done is not None and run_log.has_iteration_numbers and len(unlogged):
         unlogged[-1] += max(0, run_log.iterations_done - int(run_log.steps.iteration[-1]))
     if run_log.trainer.step_time_is_interval_mean:
+        at = run_log.steps.iteration
+        is_of_start = len(at) > 1 and at[0] <= at[1] - at[0] and bool(np.isfinite(run_log.steps.ms[0]))
+        if is_of_start and run_log.has_iteration_numbers and not run_log.trainer.lines_count_updates:
+            unlogged[0] = max(unlogged[0], at[0] - 1)  # the mean of all iterations before the first line
         return unlogged * ms
     count, left_out = float(unlogged.sum()), run_log.left_out
     if not left_out.lines or not count:

@@ -488,7 +488,7 @@ def _last_iteration_done(run_log: RunLog, facts: Facts) -> int | None:
 
 def _time_sentences(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) -> list[str]:
     if facts.steady_ms is None:
-        return _mean_time_sentence(run_log)
+        return _mean_time_sentence(run_log, facts)
     times = [float(str(regime["steady_ms"])) for regime in facts.regimes]
     # Of a few lines around an evaluation, its share says nothing about the run.
     is_typical = shows_run_start(run_log) or len(run_log.evals) >= MIN_EVALS_FOR_SHARE
@@ -512,9 +512,9 @@ def _time_sentences(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
     return sentences
 
 
-def _mean_time_sentence(run_log: RunLog) -> list[str]:
+def _mean_time_sentence(run_log: RunLog, facts: Facts) -> list[str]:
     """What an iteration took on average, where only the whole time is known."""
-    mean = mean_iteration_time(run_log)
+    mean = mean_iteration_time(run_log, _last_iteration_done(run_log, facts))
     if mean is None:
         return []
     values = {"run_s": mean[0], "ms": mean[1]}

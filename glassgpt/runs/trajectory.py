@@ -92,11 +92,14 @@ def epochs_done(run_log: RunLog) -> float | None:
     )
 
 
-def mean_iteration_time(run_log: RunLog) -> tuple[float, float, bool | None] | None:
+def mean_iteration_time(
+    run_log: RunLog, last_iteration: int | None = None
+) -> tuple[float, float, bool | None] | None:
     """Of a process that says how long it took in all: that in seconds, the mean milliseconds of an iteration,
     and whether its evaluations are in these: None where there are none. They are left out where the time of
-    each is known, and predictions on test data."""
-    wall_s, done, rows = run_log.setup.wall_s, last_iteration_done(run_log), run_log.steps
+    each is known, and predictions on test data. `last_iteration`: where the run ended, if that is known."""
+    wall_s, rows = run_log.setup.wall_s, run_log.steps
+    done = last_iteration_done(run_log) if last_iteration is None else last_iteration
     is_one = len(run_log.segments) == 1 and not run_log.segments[0].resumed and not run_log.is_excerpt
     if not (wall_s and math.isfinite(wall_s) and done and len(rows) and is_one):
         return None

@@ -11,6 +11,7 @@ from printed import SyntheticRun, nanogpt
 from printed_more import unknown
 
 from glassgpt.errors import UserError
+from glassgpt.explain.explanation import explain
 from glassgpt.runs.analysis import Analysis
 
 
@@ -678,3 +679,9 @@ def test_lines_with_a_loss_that_are_not_read_are_counted() -> None:
     assert [note.key for note in run.notes] == ["log.unread_losses"]
     few = parse_log("\n".join([*steps, *others[:2]]))  # a program's remarks, not a part of the run
     assert (few.unread_loss_lines, few.notes) == (2, ())
+
+
+def test_the_whole_time_is_of_the_iterations_up_to_the_end() -> None:
+    steps = "".join(f"step {at}/239 | loss {3 - at / 200} | lr 1e-3\n" for at in (1, *range(10, 240, 10)))
+    explained = explain(parse_log(steps + "done in 239 seconds\n"))
+    assert "1000 ms" in " ".join(explained.verdict)

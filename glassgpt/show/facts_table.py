@@ -166,6 +166,8 @@ def _metric_ends(metric: Mapping[str, object]) -> str:
     """From where to where it went, and its best value, or the highest; of noise its mean."""
     if metric["is_noise"]:
         return translate("label.metric_mean", mean=metric["mean"], count=metric["values"])
+    if metric["values"] == 1:
+        return format_loss(float(str(metric["last"])))
     is_lower_better = metric["higher_is_better"] is False
     extreme = (
         translate("verdict.metric_lowest", value=metric["lowest"])

@@ -142,6 +142,9 @@ def format_factor(ratio: float) -> str:
 
 
 def format_loss(value: float) -> str:
+    """2.3456, 1.235e+04, 0.00018"""
+    if 0 < abs(value) < 0.00095:
+        return f"{value:.2g}"
     return f"{value:.4f}" if not abs(value) >= 1000 else f"{value:.4g}"
 
 

@@ -135,6 +135,13 @@ def test_work_per_token(value: float, text: str) -> None:
     assert format.format_flops_per_token(value) == text
 
 
+def test_losses() -> None:
+    cases = [(2.34567, "2.3457"), (0.0, "0.0000"), (0.00123, "0.0012"), (0.0009499, "0.00095")]
+    cases += [(-8.16e-6, "-8.2e-06"), (12345.0, "1.234e+04"), (float("nan"), "nan")]
+    wrong = [(value, text, got) for value, text in cases if (got := format.format_loss(value)) != text]
+    assert wrong == []
+
+
 def test_norms() -> None:
     cases: list[tuple[float, str]] = [
         (0.0, "0"),

@@ -69,6 +69,8 @@ _MAX_SHOWN_CHARS = 100
 _ESCAPE = re.compile(r"\x1b\[[0-?]{0,20}[ -/]{0,20}[@-~]")
 # With the comma of Python's logging, as in 12:03:59,360.
 _STAMP = re.compile(r"^\s{0,20}\[?\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d,\d{1,6}\b[\]:\s-]{0,20}")
+_TWO_NUMBERS = re.compile(r"\d{1,12}(?:[_:;|]| {1,20})\s{0,20}-?\d{1,12}\.\d{1,20}(?:e[-+]?\d{1,3})?")
+_NAMES_ADVICE = "if they are steps and losses, save them as CSV with step,loss as the first line"
 _MIN_TABLE_ROWS, _TABLE_LINES = 3, 10  # with the header; that are looked at
 
 
@@ -114,9 +116,13 @@ def text_kind(head: str) -> str | None:
             rows = list(csv.reader(plain, delimiter=delimiter))
         except csv.Error:
             continue
+        if _is_table(rows) and all(parse_cell(cell.strip()) is not None for cell in rows[0]):
+            return f"a {name} table without names of columns: {_NAMES_ADVICE}"
         if _is_table(rows):
             columns = ", ".join(sanitize_line(column.strip())[:30] for column in rows[0][:8])
             return f"a {name} table without a step and a loss column; its columns are {columns}"
+    if len(plain) >= _MIN_TABLE_ROWS and all(map(_TWO_NUMBERS.fullmatch, plain)):
+        return f"two numbers a line without names: {_NAMES_ADVICE}"
     if len(lines) > 1 and all(map(_CONFIG_LINE.match, lines)) and not _repeats_itself(lines):
         return "a configuration; give the log of the run"
     return None

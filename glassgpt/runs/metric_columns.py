@@ -5,13 +5,13 @@
 
 A table is a CSV file, lines of JSON, a JSON document, or the tags of TensorBoard's event files. Names are
 compared without case, and `/`, `.`, `-` and blanks count as `_`. A name of no list has no role: nothing is
-guessed from the values of a column.
+guessed from the values of a column, but for two that are called `train` and `val`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
@@ -38,6 +38,8 @@ Role = Literal[
     "timestamp",
     "time",
     "eval_s",
+    "epoch_s",
+    "parameters",
     "reward",
     "split",
     "run",
@@ -67,7 +69,9 @@ NAMES: dict[Role, str] = {
     "val_epoch_loss validation_epoch_loss val_loss_step 验证损失 検証損失 검증_손실 "
     "test_loss test_epoch_loss loss_test 测试损失",
     "val_bpb": "val_bpb valid_bpb validation_bpb eval_bpb",
-    "lr": "learning_rate lr train_learning_rate train_lr optim_learning_rate_group0 lr_adamw lr_adam lr_sgd "
+    # A setting may stand beside what is logged: wandb exports both.
+    "lr": "train_learning_rate train_lr lr learning_rate learn_rate learn_rate_train "
+    "learning_rate_train lr_train optim_learning_rate_group0 lr_adamw lr_adam lr_sgd "
     "lr_adamw_pg1 lr_adam_pg1 optimizer_lr optim0_lr0 cur_lr current_lr last_lr lr_0 学习率",
     "grad_norm": "grad_norm gradient_norm train_grad_norm train_gradient_norm total_grad_norm "
     "optim_total_grad_norm grad_norm_total grad_2_0_norm_total gnorm train_gnorm global_grad_norm "
@@ -89,6 +93,9 @@ NAMES: dict[Role, str] = {
     "seconds_per_step sec_per_step sec_per_iter s_per_it s_per_step seconds_per_iteration "
     "time_metrics_end_to_end_s train_step_time_s seconds step_dt_s "
     "batch_time_s s_per_iter",
+    "epoch_s": "epoch_time_s epoch_time_sec epoch_time_seconds epoch_s epoch_sec epoch_secs epoch_seconds "
+    "epoch_duration_s epoch_duration_sec epoch_duration_seconds epoch_elapsed_s epoch_elapsed_sec "
+    "epoch_runtime_s seconds_per_epoch sec_per_epoch s_per_epoch time_per_epoch_s",
     # Without their unit.
     "step_time": "step_time iter_time iteration_time time_per_step time_per_iteration batch_time dt train_dt "
     "train_step_time train_iter_time train_step_timing iteration_time_avg iter_dt step_dt batch_dt",
@@ -100,6 +107,8 @@ NAMES: dict[Role, str] = {
     "timestamp": "_timestamp timestamp wall_time walltime datetime",
     "time": "time took",  # of a step, since the start, or of the day: its values decide
     "eval_s": "eval_runtime val_time_s eval_time_s eval_s validation_time_s",
+    "parameters": "n_params num_params n_parameters num_parameters number_of_parameters total_params "
+    "total_parameters parameter_count param_count model_parameters model_params model_num_parameters",
     # Of reinforcement learning. verl's critic/rewards are its scores less a penalty. DPO's rewards/margins
     # are no rewards, and its loss is a cross-entropy.
     "reward": "reward mean_reward reward_mean rewards_mean critic_score_mean critic_rewards_mean avg_reward "
@@ -143,6 +152,8 @@ _LOSS_WORDS = {
     "nll", "xent", "running", "ema", "smoothed", "smooth", "current", "final", "overall", "lm", "ce", "set",
     *VAL_WORDS,
 }  # fmt: skip
+_LR_SETTING_WORDS = {"decay", "iters", "steps", "warmup", "min", "max", "mult", "ratio", "factor", "gamma"}
+_BATCH_WORDS = {"step", "batch"}
 _COUNT_ENDING = re.compile(r"_(?:idx|index|id|num|no|nr|number|count)$")
 _REWARD_WORDS = {"reward", "rewards"}
 _NO_REWARD_WORDS = {
@@ -150,6 +161,7 @@ _NO_REWARD_WORDS = {
     *_PART_WORDS,
 }  # fmt: skip
 _MAX_NAME_CHARS = 200
+MAX_BARE_LOSS = 20.0  # of a vocabulary of 500 million
 _CONTAINERS = (  # of objects in objects, and the folders of tags
     "extras_", "extra_", "metrics_", "stats_", "info_", "scalars_", "performance_", "timing_", "speed_",
 )  # fmt: skip
@@ -183,7 +195,7 @@ METRIC_NAMES: dict[str, tuple[str, bool | None]] = {
     "error_rate": ("wer cer per ter error_rate", False),
     "score": (
         "f1 f1score f1_score auc auroc roc_auc bleu bleu_1 bleu_2 bleu_3 bleu_4 rouge rouge_1 rouge_2 "
-        "rouge_l rougel mrr core_metric",
+        "rouge_l rougel mrr core_metric chrf chrf_2 chrf2 meteor comet bleurt bertscore spbleu sacrebleu",
         True,
     ),
     "margin": ("margin margins", True),
@@ -202,6 +214,7 @@ _EVAL_ENDINGS: dict[str, bool | None] = {"score": True, "rate": None}  # of any 
 LABELS = re.compile(
     r"\b(?:dataset|task|fold|subset|domain|group|client|language|corpus|head)\b", re.IGNORECASE
 )
+_SPLIT_ENDINGS = VAL_WORDS | {"train", "training"}
 _NO_METRIC_WORDS = {"std", "var", "min", "max", "best", "coef", "coeff", "target", "steps", "grad"}
 
 
@@ -228,6 +241,8 @@ def metric_of(name: str) -> Metric | None:
     name = name.replace("val-aux/", "val/")  # verl's, of a validation: no auxiliary loss
     plain = re.sub(r"(?:_mean|_avg|_epoch|_step)(?:_\d{1,4})?$", "", normalise(name))
     words = plain.split("_")
+    if len(words) > 1 and words[-1] in _SPLIT_ENDINGS:  # Accuracy/train
+        words = [words[-1], *words[:-1]]
     is_eval = not VAL_WORDS.isdisjoint((*words, words[0].rstrip("0123456789"))) or plain in (
         "hella",
         "hellaswag",
@@ -285,9 +300,27 @@ def ranked_role(name: str) -> tuple[Role, int] | None:
     all_words = normalise(name).split("_")  # timing_s/reward is none
     if _REWARD_WORDS.intersection((words[0], words[-1])) and not _NO_REWARD_WORDS.intersection(all_words):
         return "reward", _OTHER_RANK + len(words)
-    if plain.startswith("lr_"):  # Lightning's lr-AdamW/pg1, with any optimizer's name
+    # Lightning's lr-AdamW/pg1, with any optimizer's name
+    if plain.startswith("lr_") and _LR_SETTING_WORDS.isdisjoint(words):
         return "lr", _OTHER_RANK
     return None
+
+
+def bare_losses(names: Iterable[str]) -> dict[Role, str]:
+    """Columns that are called `train` and `val`, and nothing more: losses, where no other column is one and
+    their values are like that. Empty where there are no two such columns beside a count."""
+    plain = {normalise(name): name for name in names}
+    roles = {role_of(name) for name in plain.values()}
+    val = next((plain[word] for word in ("val", "valid", "validation", "dev") if word in plain), None)
+    if "train" not in plain or val is None or roles & {"loss", "val_loss", "val_bpb"}:
+        return {}
+    return {"loss": plain["train"], "val_loss": val} if roles & {"iteration", "epoch"} else {}
+
+
+def are_losses(values: Sequence[float]) -> bool:
+    """Whether numbers without a name may be losses in the order of a run: they fall, from a value that no
+    share, percentage or perplexity begins with."""
+    return len(values) > 1 and 0 <= values[-1] < values[0] and 1 < values[0] < MAX_BARE_LOSS
 
 
 def choose_columns(counts: Mapping[str, int]) -> dict[Role, str]:
@@ -296,11 +329,16 @@ def choose_columns(counts: Mapping[str, int]) -> dict[Role, str]:
     A column with less than half as many values as the fullest one of its role is left out: it is a summary.
     Of the others the first in the list of names is taken, of equal names one with a slash, or the first.
     """
-    candidates: dict[Role, list[tuple[tuple[int, bool], str]]] = {}
+    candidates: dict[Role, list[tuple[tuple[bool, int, bool], str]]] = {}
+    is_one_row = max(counts.values(), default=0) == 1
     for name in counts:
         if ranked := ranked_role(name):
+            # Of a single row, a mean says more than the loss of its last batch.
+            is_of_batch = (
+                is_one_row and ranked[0] == "loss" and not _BATCH_WORDS.isdisjoint(normalise(name).split("_"))
+            )
             # Beside the Trainer's train/loss of a step, train_loss is the mean of the whole run.
-            place = (ranked[1], "/" not in name)
+            place = (is_of_batch, ranked[1], "/" not in name)
             candidates.setdefault(ranked[0], []).append((place, name))
     chosen: dict[Role, str] = {}
     for role, ranked_names in candidates.items():

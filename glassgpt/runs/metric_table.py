@@ -29,6 +29,8 @@ from glassgpt.runs.log_numbers import MAX_CELL_CHARS, MAX_COUNT, parse_cell
 from glassgpt.runs.metric_columns import (
     VAL_WORDS,
     Role,
+    are_losses,
+    bare_losses,
     choose_columns,
     is_of_eval,
     is_reinforcement,
@@ -64,6 +66,7 @@ _NO_STAGE_WORDS = VAL_WORDS | {
     "main", "final", "full", "all",
 }  # fmt: skip
 _MAX_NOTES = 5
+_MIN_PARAMETERS = 1000  # fewer are in millions
 # Of rows without a step.
 _EVENT_KEYS = frozenset(("event", "status", "state", "type", "message", "msg"))
 _EVENT_WORDS: dict[str, EventKind] = {
@@ -128,7 +131,7 @@ class MetricTable:
         self._counts_epochs = False  # there is no other count
         self._repeats_counts = False  # a few: a resume does an epoch or a step again
         self._processes = 1
-        self._rows = self._first_line = 0
+        self._rows = self._first_line = self._last_line = 0
         self._first_iteration: int | None = None
         self._first_of_process = self._process_steps = 0
         self._last_iteration: int | None = None
@@ -219,7 +222,7 @@ class MetricTable:
             evals = (replace(one, ms=eval_ms.get(one.line, one.ms)) for one in built.evals)
             built = replace(built, evals=tuple(evals))
         notes = [*built.notes, *self.notes, *([say("table.epochs")] if self._counts_epochs else [])]
-        left_out = sorted(self._left_out, key=lambda name: _SCORES.search(name.lower()) is None)
+        left_out = sorted(self._left_out, key=_rank_left_out)
         shown, more = ", ".join(map(sanitize_line, left_out[:_MAX_LEFT_OUT])), len(left_out) - _MAX_LEFT_OUT
         if more > 0:
             notes.append(say("table.columns_left_out_more", columns=shown, more=more))
@@ -238,7 +241,9 @@ class MetricTable:
             columns=self._described_columns(),
             notes=tuple(notes),
         )
-        return tuple(self._with_skipped(one) for one in split_runs(whole))
+        # What is known at the end counts as a line after the last one.
+        runs = (replace(one, last_line=min(one.last_line, self._last_line)) for one in split_runs(whole))
+        return tuple(self._with_skipped(one) for one in runs)
 
     def _with_skipped(self, run_log: RunLog) -> RunLog:
         first, end = (
@@ -284,6 +289,12 @@ class MetricTable:
             if name in counts:
                 self._columns[role] = name  # type: ignore[index]
         rows = [row for row, _ in sample]
+        bare = bare_losses(counts)
+        if all(
+            are_losses([at for row in rows if (at := parse_cell(row.get(name))) is not None])
+            for name in bare.values()
+        ):
+            self._columns |= bare
         epoch = self._columns.get("epoch")
         self._counts_epochs = (
             "iteration" not in self._columns
@@ -316,7 +327,7 @@ class MetricTable:
         self._repeats_val_loss = same > _MAX_REPEATED_SHARE * len(val_losses)  # else two are equal by chance
         usual = [name for name in counts if name != counter and 2 * counts[name] >= len(losses)]
         self._totals = {name: -math.inf for name in usual if _is_total(name, losses)}
-        time = choose_table_time(self._columns, rows, losses, counter)
+        time = choose_table_time(self._columns, rows, losses, counter, self._counts_epochs)
         self._clock, self._total_clock, self._stamp_column = time.clock, time.total_clock, time.stamp_column
         self._units = time.units
         if time.without_unit:
@@ -389,7 +400,7 @@ class MetricTable:
     def _described_columns(self) -> dict[str, str]:
         """For people: what is read from which column, and the unit of times."""
         used: list[Role] = ["iteration", "loss", "val_loss", "val_bpb", *_COLUMN_ROLES, "tokens"]
-        used += ["planned_iterations", "eval_s", "split"]
+        used += ["planned_iterations", "eval_s", "split", "parameters"]
         columns: dict[Role, str] = {"iteration": self._columns["epoch"]} if self._counts_epochs else {}
         columns |= self._columns
         described: dict[str, str] = {role: columns[role] for role in used if role in columns}
@@ -403,7 +414,7 @@ class MetricTable:
         if not row.keys() <= self._names:
             self._adopt_new_columns(row)
         columns, builder = self._columns, self.builder
-        builder.line = line
+        builder.line = self._last_line = line
         self._first_line = self._first_line or line
         self._rows += 1
 
@@ -465,6 +476,8 @@ class MetricTable:
             builder.setup.values.pop("planned_iterations", None)
         elif planned is not None and 0 < planned <= MAX_COUNT:
             builder.setup.values["planned_iterations"] = int(planned)
+        if (parameters := cell("parameters")) is not None and _MIN_PARAMETERS <= parameters <= MAX_COUNT:
+            builder.setup.values["parameters"] = int(parameters)
         if (epoch := cell("epoch")) is not None and 0 <= epoch <= MAX_COUNT:
             builder.setup.values["epochs"] = epoch
         if not counts_batches:
@@ -677,6 +690,11 @@ class MetricTable:
 
 def _is_event_key(name: str) -> bool:
     return normalise(name.rpartition("/")[2]) in _EVENT_KEYS
+
+
+def _rank_left_out(name: str) -> tuple[bool, bool]:
+    """Scores and numbers of held-out data first."""
+    return _SCORES.search(name.lower()) is None, VAL_WORDS.isdisjoint(normalise(name).split("_"))
 
 
 def _is_settings(row: Row) -> bool:

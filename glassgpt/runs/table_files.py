@@ -31,7 +31,7 @@ from glassgpt.errors import UserError
 from glassgpt.i18n import say
 from glassgpt.runs.lines import whole_lines
 from glassgpt.runs.log_numbers import parse_cell
-from glassgpt.runs.metric_columns import metric_of, normalise, role_of
+from glassgpt.runs.metric_columns import bare_losses, metric_of, normalise, role_of
 from glassgpt.runs.metric_table import MetricTable
 from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.table_time import Row
@@ -218,7 +218,7 @@ def _is_csv_with_losses(lines: Sequence[str], delimiter: str) -> bool:
     names, rows = _header(lines, delimiter)
     if _is_of_tensorboard(names):
         return True
-    roles = {role_of(_metric(name)) for name in names}
+    roles = {role_of(_metric(name)) for name in names} | bare_losses(names).keys()
     if len(names) < 2 or not roles.intersection(_LOSSES):
         return False
     cells = [cell for row in rows[:20] for cell in row if cell.strip()]
@@ -370,7 +370,8 @@ def _are_json_rows(lines: Sequence[str]) -> bool:
     """Objects, one per line, of which some have a loss and a count of steps."""
     rows = [_decode(line) for line in lines]
     objects = [_flat(row) for row in rows if isinstance(row, dict)]
-    roles = {role_of(name) for row in objects for name, value in row.items() if parse_cell(value) is not None}
+    numbers = {name for row in objects for name, value in row.items() if parse_cell(value) is not None}
+    roles = {role_of(name) for name in numbers} | bare_losses(numbers).keys()
     return (
         10 * len(objects) >= 9 * len(rows)
         and bool(roles.intersection(_LOSSES) and roles.intersection(_COUNTS))

@@ -76,10 +76,15 @@ class TableTime:
 
 
 def choose_table_time(
-    columns: dict[Role, str], rows: Sequence[Row], losses: Sequence[Row], counter: str | None
+    columns: dict[Role, str],
+    rows: Sequence[Row],
+    losses: Sequence[Row],
+    counter: str | None,
+    counts_epochs: bool,
 ) -> TableTime:
     """Of the first rows. `columns`: by role; those of time get their final role there, or are removed.
-    `losses`: the rows that are steps. `counter`: the column that counts them."""
+    `losses`: the rows that are steps. `counter`: the column that counts them. `counts_epochs`: nothing else is
+    counted, so the time of an epoch is that of a step."""
     _find_clocks(columns, rows, losses, counter)
     time = TableTime()
     for role, (parse, unit) in _CLOCKS.items():
@@ -94,6 +99,8 @@ def choose_table_time(
             time.total_clock = None if role == "timestamp" else time.clock
         if role == "timestamp" and values:
             time.stamp_column = column
+    if (epoch_s := columns.pop("epoch_s", None)) and counts_epochs:
+        columns.setdefault("step_s", epoch_s)
     _choose_step_time(time, columns, rows)
     return time
 
@@ -122,6 +129,8 @@ def _find_clocks(
             del columns[role]
         if grows and role == "timestamp" and not is_date:
             columns["elapsed_s"] = column
+        elif not grows and role == "elapsed_s":  # it begins again in each row
+            columns.setdefault("epoch_s", column)
     for role, clock_role in _MAYBE_CLOCKS.items():
         if role in columns:
             times = [time for row in rows if (time := parse_clock(row.get(columns[role]))) is not None]

@@ -48,6 +48,10 @@ def fact_groups(facts: Facts) -> list[tuple[str, list[TableRow]]]:
         """Names a figure as one over all regimes, where there are several."""
         return translate("label.over_all", label=label) if len(facts.regimes) > 1 else label
 
+    def of_median(label: str) -> str:
+        """The same of a rate, which is none of the whole time: it follows from the median iteration."""
+        return translate("label.of_median", label=label) if len(facts.regimes) > 1 else label
+
     total_s, stamped_s = facts.total_s, facts.stamped_s
     is_estimate = total_s not in (None, facts.wall_s, stamped_s)
     is_stamped = is_estimate and math.isclose(total_s or 0, stamped_s or 0, rel_tol=MAX_ESTIMATE_ERROR)
@@ -89,15 +93,15 @@ def fact_groups(facts: Facts) -> list[tuple[str, list[TableRow]]]:
         ),
         row(translate("label.overhead_share"), format_percent, facts.pause_share),
         row(translate("label.stall_share"), format_percent, facts.stall_share or None),
-        row(overall(translate("label.tokens_per_second")), format_count, facts.tokens_per_s),
+        row(of_median(translate("label.tokens_per_second")), format_count, facts.tokens_per_s),
         row(overall(translate("label.mfu_reported_median")), format_percent_value, facts.mfu_reported_steady),
         row(
-            overall(translate("label.achieved_flops")),
+            of_median(translate("label.achieved_flops")),
             lambda tflops: format_flops_per_s(tflops * 1e12),
             facts.achieved_tflops,
         ),
         row(
-            overall(translate("label.achieved_flops_per_device")),
+            of_median(translate("label.achieved_flops_per_device")),
             lambda tflops: format_flops_per_s(tflops * 1e12),
             facts.achieved_tflops_per_device if has_devices else None,
         ),
@@ -162,6 +166,8 @@ def _metric_ends(metric: Mapping[str, object]) -> str:
     """From where to where it went, and its best value, or the highest; of noise its mean."""
     if metric["is_noise"]:
         return translate("label.metric_mean", mean=metric["mean"], count=metric["values"])
+    if metric["values"] == 1:
+        return format_loss(float(str(metric["last"])))
     is_lower_better = metric["higher_is_better"] is False
     extreme = (
         translate("verdict.metric_lowest", value=metric["lowest"])

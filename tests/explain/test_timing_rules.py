@@ -516,6 +516,9 @@ def test_a_regular_wait_is_no_work() -> None:
     """A loader that runs dry every seventh line: an update does not cost thirty micro-batches."""
     ms = [930.0 if at % 7 == 0 else 30.0 for at in range(1, 401)]
     finding = require_finding(jitter(analyse(make_run_log(make_steps(range(10, 4010, 10), ms)))))
+    epochs = replace(NANOGPT, iterations_are_epochs=True)
+    run_log = make_run_log(make_steps(range(10, 4010, 10), ms))
+    assert jitter(analyse(replace(run_log, trainer=epochs))) is None, "epochs hold all lengths"
     assert finding.values["p95_ms"] == 930.0
 
 

@@ -150,3 +150,12 @@ def test_the_first_line_with_numbers_is_shown(tmp_path: Path) -> None:
         read_run_log(str(tmp_path / "x"))
     assert "After 12 rounds it was 3.5" in str(caught.value)
     assert "\x1b" not in str(caught.value)
+
+
+def test_columns_without_names() -> None:
+    rows = [(at, 6.5 - at / 10) for at in range(9)]
+    for separator in ",\t_:":
+        kind = text_kind("".join(f"{at}{separator}{loss:.4f}\n" for at, loss in rows)) or ""
+        assert "without names" in kind, separator
+        assert "6.4" not in kind
+    assert "without names" not in (text_kind("name,score\n" + "a,1\n" * 5) or "")

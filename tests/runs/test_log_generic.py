@@ -11,6 +11,7 @@ from printed import SyntheticRun, nanogpt
 from printed_more import unknown
 
 from glassgpt.errors import UserError
+from glassgpt.explain.explanation import explain
 from glassgpt.runs.analysis import Analysis
 
 
@@ -689,3 +690,9 @@ def test_epochs_that_are_over_are_counted() -> None:
             for at in range(32, 97, 32)
         ]
         assert parse_log("\n".join([*lines, ""])).setup.epochs == epochs
+
+
+def test_the_whole_time_is_of_the_iterations_up_to_the_end() -> None:
+    steps = "".join(f"step {at}/239 | loss {3 - at / 200} | lr 1e-3\n" for at in (1, *range(10, 240, 10)))
+    explained = explain(parse_log(steps + "done in 239 seconds\n"))
+    assert "1000 ms" in " ".join(explained.verdict)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from glassgpt.runs.metric_columns import NAMES, Role, choose_columns, normalise, role_of
+from glassgpt.runs.metric_columns import NAMES, Role, choose_columns, metric_of, normalise, role_of
 
 # As trainers and trackers write them.
 KNOWN: dict[str, Role] = {
@@ -88,3 +88,10 @@ def test_a_column_with_few_values_is_a_summary() -> None:
     assert choose_columns({"train_loss": 1})["loss"] == "train_loss"
     assert choose_columns({"val_loss": 0}) == {"val_loss": "val_loss"}
     assert choose_columns({}) == {}
+
+
+def test_names_with_the_split_at_their_end() -> None:
+    names = ("Accuracy/eval", "Accuracy/train", "val_chrf", "Learn_rate/train", "lr-AdamW-weight_decay")
+    kinds = [(metric.kind, metric.is_eval) for name in names if (metric := metric_of(name))]
+    assert kinds == [("accuracy", True), ("accuracy", False), ("score", True)]
+    assert [role_of(name) for name in names] == [None, None, None, "lr", None]

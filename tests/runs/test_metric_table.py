@@ -447,7 +447,7 @@ def test_all_columns_of_numbers_that_are_not_read_are_named() -> None:
     rows = [{**row, "val_loss": row["loss"], "lr": 0.1, "lr-AdamW/pg2": 0.2} for row in losses(9)]
     rows.append({"step": 90, "test_loss": 3.1})
     notes = {note.key: note.values for note in read(rows).notes}
-    assert notes["table.columns_left_out"] == {"columns": "lr-AdamW/pg2, test_loss"}
+    assert notes["table.columns_left_out"] == {"columns": "test_loss, lr-AdamW/pg2"}
 
 
 def test_predictions_while_it_trains_are_no_training_time() -> None:
@@ -464,3 +464,42 @@ def test_predictions_while_it_trains_are_no_training_time() -> None:
     assert mean_iteration_time(run_log, last_iteration_done(run_log)) == pytest.approx(
         (500.0, 1000 * (500 - 180 - 270) / 90, False)
     )
+
+
+# --- columns by other names ---
+
+
+def test_train_and_val_alone_are_losses_where_their_values_fall() -> None:
+    rows = [{"step": at, "train": 9.5 - at / 10, "val": 9.6 - at / 11} for at in range(0, 60, 5)]
+    run_log = read(rows)
+    assert run_log.steps.loss.tolist() == [row["train"] for row in rows]
+    assert [one.val_loss for one in run_log.evals] == [row["val"] for row in rows]
+    # Shares, perplexities, and what stands beside a loss.
+    for train, val in ((0.1, 0.2), (5e4, 6e4)):
+        rows = [{"step": at, "train": train * (70 - at), "val": val} for at in range(0, 60, 5)]
+        rows[-1]["loss"] = 2.0
+        assert len(read(rows).steps) == 1
+    rising = [{"step": at, "train": 1.0 + at, "val": 1.1 + at, "val_acc": 0.5} for at in range(9)]
+    assert len(read(rising).steps) == 0
+
+
+def test_the_time_of_an_epoch() -> None:
+    took = [30.5, 20.25, 21.5, 20.75, 20.25, 22.0, 20.5, 21.0, 20.0]
+    for name in ("epoch_time_s", "seconds_per_epoch", "elapsed_sec"):  # that begins again in each
+        rows = [{"epoch": at, "train_loss": 5 - at / 9, name: time} for at, time in enumerate(took, 1)]
+        run_log = read(rows)
+        assert run_log.steps.ms.tolist() == [1000 * time for time in took]
+        assert Analysis(run_log).total_s == pytest.approx(sum(took))
+        assert note_keys(run_log) == ["table.epochs"]
+    of_steps = [{**row, "step": 10 * at} for at, row in enumerate(rows)]  # since when is not known
+    assert np.isnan(read(of_steps).steps.ms).all()
+
+
+def test_results_of_one_run_in_one_row() -> None:
+    row = {"iter": 500, "n_params": 1e7, "lr": 1e-4, "learning_rate": 1e-3, "lr_decay_iters": 500}
+    run_log = read([{**row, "train/step_loss": 0.8, "train/loss": 0.6, "max_iters": 500, "train_runtime": 9}])
+    assert (run_log.first_line, run_log.last_line) == (1, 1)
+    assert run_log.setup.parameters == 10**7
+    assert (run_log.steps.loss[0], run_log.steps.lr[0]) == (0.6, 1e-4)
+    course = [{"step": at, "train/step_loss": 3.0 - at, "train/loss": 2.0} for at in range(2)]
+    assert read(course).steps.loss.tolist() == [3.0, 2.0]

@@ -118,3 +118,11 @@ def test_slow_rows_of_one_iteration_have_no_interval() -> None:
     run_log = make_run_log(make_steps(iterations, 10.0, [3.0] * len(iterations)), [], [])
     assert run_log.log_interval() == -5
     assert time_split._regular_interval(run_log, np.array([70, 70, 80])) is None
+
+
+def test_the_first_of_means_is_of_all_iterations_before_it() -> None:
+    means = replace(NANOGPT, step_time_is_interval_mean=True)
+    for first, total_s in ((5, 4 * 5 * 0.1 + 5 * 0.9), (100, 4 * 5 * 0.1 + 0.9)):  # of an excerpt: unknown
+        at = range(first, first + 25, 5)
+        run_log = replace(make_run_log(make_steps(at, [900.0] + 4 * [100.0])), trainer=means)
+        assert Analysis(run_log).stepped_s == pytest.approx(total_s)

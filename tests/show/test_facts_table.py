@@ -30,3 +30,19 @@ def test_one_total_time_and_it_says_what_it_is_of() -> None:
     assert rows(replace(facts, ended="cut", total_s=1000.0, wall_s=1000.0)) == ["total_time"]
     ledger = {"startup": 10.0, "train": 900.0, "eval": 90.0}
     assert rows(replace(facts, ended="cut", total_s=1000.0, seconds_by_phase=ledger)) == ["total_time"]
+
+
+def test_a_metric_with_one_value_has_no_course() -> None:
+    facts = Analysis(make_run_log(make_steps(range(101)))).facts
+    course: dict[str, object] = {
+        "name": "kl",
+        "is_noise": False,
+        "higher_is_better": None,
+        "mean_of": 1,
+        "mean": 0.5,
+    }
+    course |= {"first": 0.5, "last": 0.5, "lowest": 0.5, "highest": 0.5}
+    for values, text in ((1, "0.5000"), (2, "0.5000 to 0.5000, highest 0.5000")):
+        run = replace(facts, metrics=[{**course, "values": values}])
+        (shown,) = [row.value for _, group in fact_groups(run) for row in group if row.name == "kl"]
+        assert shown == text

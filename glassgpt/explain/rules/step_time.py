@@ -382,7 +382,7 @@ def batch_changed(analysis: Analysis) -> Finding | None:
 def jitter(analysis: Analysis) -> Finding | None:
     """Times vary from one iteration to the next: one in twenty takes over 1.5 times the median."""
     rows = _uniform_rows(analysis)
-    if len(rows) < MIN_JITTER_STEPS:
+    if len(rows) < MIN_JITTER_STEPS or analysis.log.trainer.iterations_are_epochs:
         return None
     at, ms = analysis.log.steps.iteration[rows], analysis.log.steps.ms[rows]
     parts = np.array_split(ms, min(16, max(1, len(ms) // MIN_JITTER_STEPS)))

@@ -82,7 +82,9 @@ def _print_runs(explanation: Explanation, out: Console) -> None:
     columns = {
         translate("label.run"): [terminal_text(sanitize_line(one.log.label)) for one in shown],
         translate("label.lines"): [
-            f"{one.log.first_line:,} - {one.log.last_line:,}" if one.log.has_line_numbers else ""
+            " - ".join(dict.fromkeys((f"{one.log.first_line:,}", f"{one.log.last_line:,}")))
+            if one.log.has_line_numbers
+            else ""
             for one in shown
         ],
         translate("label.logged_iterations"): [f"{one.facts.iterations_logged:,}" for one in shown],

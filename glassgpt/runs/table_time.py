@@ -83,8 +83,8 @@ def choose_table_time(
     counts_epochs: bool,
 ) -> TableTime:
     """Of the first rows. `columns`: by role; those of time get their final role there, or are removed.
-    `losses`: the rows that are steps. `counter`: the column that counts them. `counts_epochs`: nothing else is
-    counted, so the time of an epoch is that of a step."""
+    `losses`: the rows that are steps. `counter`: the column that counts them. `counts_epochs`: where
+    nothing else is counted, the time of an epoch is that of a step."""
     _find_clocks(columns, rows, losses, counter)
     time = TableTime()
     for role, (parse, unit) in _CLOCKS.items():

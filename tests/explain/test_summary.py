@@ -387,8 +387,9 @@ def test_a_finished_run_did_the_iterations_after_its_last_line() -> None:
     setup = LoggedSetup(planned_iterations=1040, wall_s=104.0)
     steps = make_steps(range(100, 1001, 100), math.nan, np.linspace(4.0, 3.0, 10).tolist())
     run_log = make_run_log(steps, setup=setup)
-    for ended, ms in (("finished", 100.0), ("cut", 104.0)):
-        said = compose_verdict(run_log, replace(Analysis(run_log).facts, ended=ended), ())
+    known = Analysis(run_log).facts
+    for facts_of_end, ms in ((replace(known, ended="finished"), 100.0), (replace(known, ended="cut"), 104.0)):
+        said = compose_verdict(run_log, facts_of_end, ())
         assert translate("verdict.mean_step_time", run_s=104.0, ms=ms) in said
 
 

@@ -618,7 +618,8 @@ class GenericReader:
     # --- a line with a validation loss and no other ---
 
     def _read_eval(self, line: Line, lower: str, val_loss: Field, builder: RunBuilder) -> bool:
-        step, epoch, last = line.of("iteration"), line.of("epoch"), builder.last_iteration
+        step, epoch = self._step_or_none(line.of("iteration"), builder), line.of("epoch")
+        last = builder.last_iteration
         val_loss = mean_loss(val_loss, line)
         if step is not None and step.is_count:
             at = step.number + (0 if _GLOBAL.fullmatch(step.name) else self._earlier_iterations)

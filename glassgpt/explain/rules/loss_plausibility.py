@@ -222,10 +222,11 @@ def epoch_steps(analysis: Analysis) -> Finding | None:
     falls, boundaries = [], 0
     for epoch in range(1, math.floor(epochs - EPOCH_PART) + 1):
         begin, part = epoch * per_epoch, EPOCH_PART * per_epoch
-        before = (at > begin - part) & (at <= begin)
-        after = (at - covered >= begin) & (at - covered < begin + part)
-        late = losses[(at > begin + per_epoch - part) & (at <= begin + per_epoch)]
-        lines = min(int(before.sum()), int(after.sum()))
+        end = begin + per_epoch
+        before = slice(*np.searchsorted(at, (begin - part, begin), side="right"))
+        after = slice(*np.searchsorted(at, (begin + covered, begin + part + covered)))
+        late = losses[slice(*np.searchsorted(at, (end - part, end), side="right"))]
+        lines = min(len(at[before]), len(at[after]))
         if lines < MIN_EPOCH_PART_LINES:
             return None
         near = max(MIN_EPOCH_PART_LINES, lines // 2)

@@ -239,11 +239,10 @@ def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
 def _may_be_evaluated(run_log: RunLog) -> bool:
     """Whether an accuracy or a score stands on lines of its own, without a training loss, and none of them
     says that it is of the training data."""
-    steps = set(run_log.steps.line.tolist())
     return run_log.has_line_numbers and any(
         one.metric.kind in ("accuracy", "score", "error_rate")
         and "train" not in one.name.lower()
-        and steps.isdisjoint(one.line.tolist())
+        and not np.isin(one.line, run_log.steps.line).any()
         for one in run_log.own_metrics
     )
 

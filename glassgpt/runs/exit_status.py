@@ -115,7 +115,7 @@ _LETTERS = [letters_of(substring) for substring, _, _ in _EVENT_PATTERNS]
 
 _WALL_TIME = re.compile(r"^\s*real\s+(\d+)m([\d.]+)s|^\s*([\d.]+) real\b")
 # Training completed in 11.72 hours. A "training time" may be without the evaluations.
-_UNIT_SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+UNIT_SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 _AMOUNT = r"(\d{1,9}(?:\.\d{1,9})?)\s?(d(?:ays?)?|h(?:(?:ou)?rs?)?|m(?:in(?:ute)?s?)?|s(?:ec(?:ond)?s?)?)\b"
 _SPENT = re.compile(
     rf"(?i)\b(?:in|time taken|took|duration)\W{{1,3}}((?:{_AMOUNT}(?:,|\s|and){{0,6}}){{1,4}})"
@@ -200,7 +200,7 @@ def spent_seconds(line: str) -> float | None:
     if not (match := _SPENT.search(line)):
         return None
     amounts = re.findall(f"(?i){_AMOUNT}", match[1])
-    return sum(float(number) * _UNIT_SECONDS[unit[0].lower()] for number, unit in amounts)
+    return sum(float(number) * UNIT_SECONDS[unit[0].lower()] for number, unit in amounts)
 
 
 # --- the verdict ---

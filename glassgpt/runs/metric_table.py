@@ -24,7 +24,7 @@ from itertools import pairwise
 
 from glassgpt.i18n import Message, say
 from glassgpt.runs.builder import RunBuilder
-from glassgpt.runs.exit_status import event_patterns, read_event
+from glassgpt.runs.exit_status import UNIT_SECONDS, event_patterns, read_event
 from glassgpt.runs.log_numbers import MAX_CELL_CHARS, MAX_COUNT, parse_cell
 from glassgpt.runs.metric_columns import (
     VAL_WORDS,
@@ -79,7 +79,6 @@ _SAVE_WORDS = {"checkpoint", "save", "saved", "checkpoint_saved", "saved_checkpo
 # Of a row of totals, which is written when a run is over; and what it took, with the seconds of a unit.
 _CLOSING = re.compile(r"(?:^|_)summary(?:_|$)|^(?:final|total_train\w*_time)(?:_|$)")
 _TOTAL_TIME = re.compile(r"(?:^|_)(?:total_)?(?:train\w*_|wall_|run_|elapsed_)(?:run)?time_([hms])\w*$")
-_UNIT_SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0}
 _PLANNED_EPOCHS = frozenset(("total_epochs", "num_epochs", "n_epochs", "max_epochs", "epochs_total"))
 _PREDICTION_TIMES = frozenset(("predict_runtime", "test_runtime"))  # of Hugging Face's Trainer
 _SKIPPED = frozenset(("skipped", "is_skipped", "skip", "skipped_update", "update_skipped"))
@@ -574,7 +573,7 @@ class MetricTable:
             elif _CLOSING.search(normalise(name)):
                 is_closing = True
                 if match := _TOTAL_TIME.search(key):
-                    self._run_s = number * _UNIT_SECONDS[match[1]]
+                    self._run_s = number * UNIT_SECONDS[match[1]]
             elif key in _PLAN_KEYS and 0 < number <= MAX_COUNT:
                 self._planned_count = int(number)
         if is_closing:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from glassgpt.config import effective_activation
 from glassgpt.estimate.training_workload import TrainingWorkload, block_matrix_parameters
+from glassgpt.model import loss_chunks
 
 # On a CPU besides, each once: oneDNN's code for bfloat16 matmuls, and for Muon's batched ones; the modules
 # that torch.utils.checkpoint imports at its first call.
@@ -36,16 +37,16 @@ def activation_bytes(work: TrainingWorkload) -> int:
         config.n_layer * per_layer
         + stream_and_norm
         + outside * work.micro_batch_tokens * config.n_embd
-        + weight_copy_bytes(work)
+        + kept_weight_copy_bytes(work)
     )
 
 
 def _plain_norm_bytes(work: TrainingWorkload) -> int:
-    """Per channel, what PyTorch's own norm saves beyond the Triton kernel: its input in float32, and RMSNorm
-    also what it multiplies by the gain."""
-    if work.kernels or work.compiled:
+    """Per channel, what PyTorch's own norm saves beyond the Triton kernel: LayerNorm its input in float32.
+    Autocast leaves RMSNorm in the dtype of its input."""
+    if work.kernels or work.compiled or work.config.arch == "modern":
         return 0
-    return 4 + (4 if work.config.arch == "modern" else 0) - work.activation_itemsize
+    return 4 - work.activation_itemsize
 
 
 def weight_copy_bytes(work: TrainingWorkload) -> int:
@@ -55,6 +56,14 @@ def weight_copy_bytes(work: TrainingWorkload) -> int:
     return (1 if work.config.fp8 and work.kernels else work.activation_itemsize) * block_matrix_parameters(
         work
     )
+
+
+def kept_weight_copy_bytes(work: TrainingWorkload) -> int:
+    """The copies that are there at the end of the forward pass on a card. With activation checkpointing they
+    are those that autocast keeps; linear layers of few tokens, and in FP8, make their own (model/ops.py)."""
+    is_small = work.micro_batch_tokens <= loss_chunks.MAX_FLOAT32_GRADIENT_TOKENS
+    makes_its_own = (is_small or (work.config.fp8 and work.kernels)) and not work.compiled
+    return 0 if work.config.activation_checkpointing and makes_its_own else weight_copy_bytes(work)
 
 
 def has_fused_rotary(work: TrainingWorkload) -> bool:
@@ -85,7 +94,7 @@ def activation_bytes_per_layer(work: TrainingWorkload) -> int:
             # Float8 copies instead of the inputs of the matmuls; attention saves its own.
             numbers, other = numbers - 6, 1 + 1 + 1 + 4
         if modern and not has_fused_rotary(work):
-            other += 2 * 4  # queries and keys after RoPE in float32, the input of QK-norm
+            numbers += 2  # queries and keys after RoPE, the input of QK-norm
         other += 2 * _plain_norm_bytes(work)
     attention = 4 * config.n_head  # one logsumexp per head
     if work.attention == "manual":
@@ -156,8 +165,8 @@ def cpu_backward_bytes(work: TrainingWorkload) -> int:
     """In the last block's backward pass, beyond all activations: gradients, less what is freed by then."""
     config, low = work.config, work.activation_itemsize
     gradient = 4 + (low if low < 4 else 0)  # of the stream, and cast for the matmul
-    # The hidden layer's gradient; of relu squared also two factors of it.
-    hidden = 4 * low * (3 if effective_activation(config) == "relu2" else 1)
+    # The hidden layer's gradient; of relu squared also a factor of it.
+    hidden = 4 * low * (2 if effective_activation(config) == "relu2" else 1)
     in_mlp = gradient + hidden - (low if config.dropout else 0)
     per_token = in_mlp * config.n_embd
     if config.dropout or work.attention == "manual":

@@ -21,7 +21,7 @@ from glassgpt.estimate.activations import (
     activation_bytes_per_layer,
     cpu_backward_bytes,
     cpu_code_bytes,
-    has_fused_rotary,
+    kept_weight_copy_bytes,
     weight_copy_bytes,
 )
 from glassgpt.estimate.training_workload import (
@@ -234,7 +234,8 @@ def _bytes_at_backward(work: TrainingWorkload) -> dict[str, int]:
     if config.activation_checkpointing:  # the last block is recomputed after the head, before the MLP
         recomputed = activation_bytes_per_layer(work) - 2 * stream  # its input and norm are counted already
         # Autocast's copies of the weights were freed after the forward pass, except for this block.
-        recomputed -= weight_copy_bytes(work) * (config.n_layer - 1) // max(1, config.n_layer)
+        kept = weight_copy_bytes(work) if work.device_type == "cpu" else kept_weight_copy_bytes(work)
+        recomputed += weight_copy_bytes(work) // max(1, config.n_layer) - kept
         if work.device_type == "cpu":
             recomputed += 2 * stream
     return (
@@ -258,8 +259,8 @@ def _mlp_backward_streams(work: TrainingWorkload) -> float:
         return 2 + 4 + 4  # fitted
     if not work.kernels:
         in_float32 = work.dtype == "float32"
-        if work.config.arch == "modern":  # relu squared and RMSNorm are several operations each
-            return 10.2 if in_float32 else 8.3
+        if work.config.arch == "modern":  # relu squared is several operations
+            return 7.2
         return 3.1 if in_float32 else 4.1
     return 8.4 if work.config.fp8 else 3.1
 
@@ -297,7 +298,7 @@ def _bytes_at_evaluation(work: TrainingWorkload) -> dict[str, int]:
     rows = loss_chunks.eval_rows_per_chunk(tokens, work.vocab_size, work.device_type)
     keeps_gradients = work.graph and work.keeps_gradients and not config.eval_only
     # The blocks run before the head, so the larger of both counts.
-    blocks = tokens * max(_eval_mlp_bytes_per_token(work), _eval_attention_bytes_per_token(work))
+    blocks = tokens * max(_eval_mlp_bytes_per_token(work), _eval_manual_attention_bytes_per_token(work))
     head = 4 * tokens * config.n_embd + 8 * rows * work.vocab_size
     return (
         _persistent_bytes(work)
@@ -321,13 +322,13 @@ def _eval_mlp_bytes_per_token(work: TrainingWorkload) -> int:
     return work.config.n_embd * (3 * 4 + branch + 4 * low * hidden_tensors)
 
 
-def _eval_attention_bytes_per_token(work: TrainingWorkload) -> int:
-    config, is_modern = work.config, work.config.arch == "modern"
-    if work.attention == "manual":  # scores, masked scores and their softmax, in float32
-        other = 28 if work.dtype == "float32" else 24 if is_modern else 20
-    else:  # With PyTorch's QK-norm: the residual stream, and queries and keys in several forms, in float32.
-        other = 40 if is_modern and not has_fused_rotary(work) else 0
-    if other and config.n_layer == 1:  # the stream in the first block is the one before it
+def _eval_manual_attention_bytes_per_token(work: TrainingWorkload) -> int:
+    """The residual stream, and queries and keys in several forms; scores, masked scores and their softmax, in
+    float32. PyTorch's fused attention needs less than the MLP."""
+    config = work.config
+    if work.attention != "manual":
+        return 0
+    other = 28 if work.dtype == "float32" else 24 if config.arch == "modern" else 20
+    if config.n_layer == 1:  # the stream in the first block is the one before it
         other -= 4 + work.activation_itemsize
-    scores = 3 * 4 * config.n_head * config.block_size if work.attention == "manual" else 0
-    return scores + other * config.n_embd
+    return 3 * 4 * config.n_head * config.block_size + other * config.n_embd

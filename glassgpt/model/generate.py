@@ -6,15 +6,15 @@
 
 One token needs little arithmetic. Its time goes into reading every weight once, and on a GPU into launching
 hundreds of small kernels. So keys and values are cached, weights are converted beforehand, on a CPU to
-float16 if the caller wants (`pack_float16_weights`), and a decoding step is captured as a CUDA graph, with
-Triton of few kernels (fused_decoder.py).
+float16 if the caller wants (`pack_float16_weights`), and a decoding step is captured as a CUDA graph, or is a
+single Triton kernel (fused_decoder.py).
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -77,8 +77,7 @@ def prepare_for_decoding(model: GPT) -> GPT:
     has_packed_weights = any(isinstance(module, Float16Linear) for module in model.modules())
     if has_packed_weights or (not autocast and device_type != "cpu"):
         return model
-    shared: dict[int, object] = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
-    prepared = copy.deepcopy(model, shared)
+    prepared: GPT = _copy_modules(model)
     for linear in prepared.modules():
         if not isinstance(linear, nn.Linear):
             continue
@@ -90,6 +89,15 @@ def prepare_for_decoding(model: GPT) -> GPT:
                 weight = parameter.t().contiguous().t()  # column-major: faster for one or two rows of x
             setattr(linear, name, nn.Parameter(weight, requires_grad=False))
     return prepared
+
+
+def _copy_modules(module: nn.Module) -> Any:
+    """The same modules with the same tensors; setting a parameter of one leaves the other as it is."""
+    twin = object.__new__(type(module))
+    children = {name: child and _copy_modules(child) for name, child in module._modules.items()}
+    own = {"_parameters": dict(module._parameters), "_buffers": dict(module._buffers), "_modules": children}
+    twin.__dict__.update(module.__dict__, **own)
+    return twin
 
 
 def decoding_bytes(model: GPT, prompt: int, count: int, rows: int, itemsize: int) -> int:
@@ -190,8 +198,8 @@ def generate_samples(
     """Yields `count` times the next token of each sample.
 
     `samples` are sample numbers, such as range(8). A sample depends on the seed and its number only, not on
-    how many are generated beside it. `graph`: decoding steps are captured as CUDA graphs. `kernels`: they are
-    fused Triton kernels, and sampling happens on the device (fused_decoder.py), where the cache is used.
+    how many are generated beside it. `graph`: decoding steps are captured as CUDA graphs. `kernels`: where
+    the cache is used, a step is one Triton kernel, which also chooses the tokens (fused_decoder.py).
 
     Past its context, a model with rotary positions and a cache goes on with the keys and values it has:
     attention slides over the last `block_size` tokens. Otherwise the last `block_size` are read again.
@@ -227,7 +235,7 @@ def generate_samples(
             yield _check_sampled(sampled.tolist())
             length += 1
             if kernels and decoder is cached and can_fuse(prepared, len(samples)):
-                fused = FusedDecoder(prepared, cached.cache, sampler, graph)
+                fused = FusedDecoder(prepared, cached.cache, sampler)
                 fused.start(sampled)
                 for next_tokens in fused.generate(cached_end - length, generators):
                     yield _check_sampled(next_tokens)

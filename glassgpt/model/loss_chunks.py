@@ -1,5 +1,5 @@
-"""Chunk sizes of the cross-entropy in loss.py. A separate module, because the memory estimate needs them
-without torch."""
+"""Sizes that decide how the model is computed, such as the chunks of the cross-entropy in loss.py. A separate
+module, because the memory estimate needs them without torch."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ MAX_LOGIT_CHUNK_BYTES = {"cuda": 2**30, "cpu": 2**27, "mps": 2**28}
 MAX_UNCHUNKED_LOGIT_BYTES = 2**24  # so few logits are not worth chunking
 # Bytes of float32 logits and their log-softmax.
 _MAX_EVAL_LOGIT_CHUNK_BYTES = {"cuda": 2**29, "cpu": 2**27, "mps": 2**28}
+
+# Tokens of a micro-batch up to which linear layers sum their weights' gradients in float32 (ops.py). cuBLAS
+# is 2% slower with results in float32, which shows with many tokens. The pass over memory that is saved takes
+# the same time for any number of them.
+MAX_FLOAT32_GRADIENT_TOKENS = 16_384
 
 
 def fits_unchunked(tokens: int, vocab_size: int) -> bool:

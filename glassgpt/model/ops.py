@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from glassgpt.data.batches import IGNORED_TARGET
 from glassgpt.model import float8
+from glassgpt.model.loss_chunks import MAX_FLOAT32_GRADIENT_TOKENS
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -40,13 +41,8 @@ def add_norm(
     return total, F.layer_norm(total, weight.shape, weight, bias, eps)
 
 
-# cuBLAS is 2% slower with results in float32, which shows with many tokens. The pass over memory that is
-# saved takes the same time for any number of them.
-_MAX_FLOAT32_GRADIENT_TOKENS = 16_384
-
-
 def _sums_weight_gradient_in_float32(x: Tensor) -> bool:
-    is_small = x.numel() // x.shape[-1] <= _MAX_FLOAT32_GRADIENT_TOKENS
+    is_small = x.numel() // x.shape[-1] <= MAX_FLOAT32_GRADIENT_TOKENS
     return x.is_cuda and is_small and torch.is_autocast_enabled("cuda") and not torch.compiler.is_compiling()
 
 
@@ -113,7 +109,8 @@ def activate(x: Tensor, name: str, kernel: bool) -> Tensor:
     if kernel and name != "gelu_new":
         return _kernels().Activate.apply(x, name == "relu2")  # type: ignore[no-any-return]
     if name == "relu2":
-        return F.relu(x).square()
+        positive = F.relu(x)
+        return positive * positive  # autocast on a card would compute `square` in float32, with a copy of x
     return F.gelu(x, approximate="tanh" if name == "gelu_new" else "none")
 
 

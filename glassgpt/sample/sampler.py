@@ -168,14 +168,14 @@ def _choose_dtype(options: SampleOptions, device: torch.device, parameters: int)
 
 
 def _choose_kernels(options: SampleOptions, graph: bool) -> Choice:
-    """Whether a decoding step is made of fused Triton kernels, which have to be built or loaded first."""
+    """Whether a decoding step is one Triton kernel, which has to be built or loaded first."""
     missing = find_missing_toolchain("cuda")
     if not graph or missing is not None:
-        return Choice("kernels", "plain", missing or "only as a CUDA graph do fused ones pay")
+        return Choice("kernels", "plain", missing or "--compile=off: nothing is built")
     if options.max_new_tokens < _MIN_TOKENS_FOR_KERNELS:
-        reason = f"fused ones save less on {options.max_new_tokens:,} tokens than building them takes"
+        reason = f"a fused one saves less on {options.max_new_tokens:,} tokens than building it takes"
         return Choice("kernels", "plain", reason)
-    return Choice("kernels", "triton", "a layer is five launches, and tokens are chosen on the card")
+    return Choice("kernels", "triton", "one launch a token, which is chosen on the card")
 
 
 def _choose_graph(requested: str, device: torch.device) -> Choice:

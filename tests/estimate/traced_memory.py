@@ -65,6 +65,20 @@ class _Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.now -= self._alive.pop(key)
 
 
+class _FusedRMSNorm(torch.autograd.Function):
+    """A card's, which autocast leaves in the dtype of its input."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight, torch.empty(*x.shape[:-1], 1))
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, _ = ctx.saved_tensors
+        return torch.empty_like(x), None if weight is None else torch.empty_like(weight)
+
+
 class _FlashAttention(torch.autograd.Function):
     """What flash attention allocates: heads padded to a multiple of 8, float32 sums in its backward pass."""
 
@@ -128,6 +142,9 @@ def _as_on_a_card() -> Iterator[None]:
     def layer_norm_in_float32(x: Tensor, *args: Any) -> Tensor:
         return layer_norm(x.float() if is_enabled("cpu") else x, *args)
 
+    def rms_norm(x: Tensor, shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
+        return _FusedRMSNorm.apply(x, weight)  # type: ignore[no-untyped-call,no-any-return]
+
     def flash(q: Tensor, k: Tensor, v: Tensor, dropout: float, backend: str) -> Tensor:
         if backend == "manual":
             return attend(q, k, v, dropout, backend)
@@ -145,6 +162,7 @@ def _as_on_a_card() -> Iterator[None]:
     properties = types.SimpleNamespace(multi_processor_count=_STREAMING_MULTIPROCESSORS)
     patches: list[tuple[Any, str, Any]] = [
         (F, "layer_norm", layer_norm_in_float32),
+        (F, "rms_norm", rms_norm),
         (F, "dropout", dropout),
         (gpt, "attend", flash),
         (FakeTensor, "is_cuda", property(lambda tensor: True)),

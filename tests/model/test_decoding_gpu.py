@@ -117,7 +117,7 @@ def test_fused_kernels_give_the_logits_of_the_model(
         cache = ready.new_cache(capacity)
         ready.next_logits(tokens[:1, :start], cache)
         cache.repeat(rows)
-        decoder = FusedDecoder(ready, cache, TokenSampler(1000, top_k=5), graph=False)
+        decoder = FusedDecoder(ready, cache, TokenSampler(1000, top_k=5))
         totals = torch.zeros(3, device="cuda")  # squares: distances of fused and plain, and the logits
         for length in range(start, capacity):
             logits = decoder.next_logits(tokens[:, length])
@@ -131,15 +131,27 @@ def test_fused_kernels_give_the_logits_of_the_model(
     assert fused_distance <= 1.5 * plain_distance + 1e-3 * size  # no further from float32 than autocast is
 
 
-def sampled_by_kernel(decoder: FusedDecoder, logits: Tensor, noise: Tensor, vocabulary: int) -> Tensor:
+def sampled_by_kernel(logits: Tensor, noise: Tensor, sampler: TokenSampler) -> Tensor:
     """As after the head, which leaves the largest of every few logits, too."""
-    decoder._logits.copy_(logits)
+    import triton
+    from sampling_kernel import sample_rows
+
     tiles = logits.clone()
-    tiles[:, vocabulary:] = -math.inf
-    decoder._tile_max.copy_(tiles.view(len(tiles), -1, 16).amax(-1))
-    decoder._noise[:] = noise.cuda()
-    decoder._launch_sampling()
-    return decoder._out[decoder._position % decoder._ring][0].cpu()
+    tiles[:, sampler.vocab_size :] = -math.inf
+    tile_max = tiles.view(len(tiles), -1, 16).amax(-1)
+    rows, count = len(logits), sampler.noise_width
+    chosen = torch.zeros(rows, triton.next_power_of_2(count), dtype=torch.int32, device="cuda")
+    tokens = torch.zeros(rows, dtype=torch.long, device="cuda")
+    out = torch.zeros(1, rows, dtype=torch.long, device="cuda")
+    tensors = (logits, tile_max, noise.cuda(), chosen, out, tokens)
+    sizes = (rows, logits.shape[1], sampler.vocab_size, count, tile_max.shape[1])
+    blocks = (16, triton.next_power_of_2(tile_max.shape[1]), chosen.shape[1])
+    top_p = sampler.top_p
+    sample_rows[(rows,)](
+        *tensors, sampler.temperature, top_p or 1.0, *sizes, top_p is not None, *blocks, num_warps=8
+    )
+    assert out[0].tolist() == tokens.tolist()
+    return out[0].cpu()
 
 
 @pytest.mark.parametrize("rows", [1, 4])
@@ -149,12 +161,7 @@ def sampled_by_kernel(decoder: FusedDecoder, logits: Tensor, noise: Tensor, voca
 def test_the_kernel_samples_what_the_sampler_does(rows: int, top_p: float | None, logits_kind: str) -> None:
     """From a large vocabulary, also with equal logits: any of them may then be kept."""
     vocabulary = 50_257
-    model = on_gpu("gpt2", vocab_size=50_304, n_embd=32)
-    cache = model.new_cache(CONTEXT)
-    model.next_logits(torch.zeros(1, 1, dtype=torch.long, device="cuda"), cache)
-    cache.repeat(rows)
     sampler = TokenSampler(vocabulary, 0.8, 200, top_p)
-    decoder = FusedDecoder(model, cache, sampler, graph=False)
     for seed in range(5):
         generators = [torch.Generator().manual_seed(rows * seed + row) for row in range(rows)]
         logits = torch.randn(rows, 50_304, generator=generators[0])
@@ -166,7 +173,7 @@ def test_the_kernel_samples_what_the_sampler_does(rows: int, top_p: float | None
             logits *= 8
         noise = torch.empty(rows, sampler.noise_width)
         sampler.draw_noise(noise, generators)
-        found = sampled_by_kernel(decoder, logits.cuda(), noise, vocabulary)
+        found = sampled_by_kernel(logits.cuda(), noise, sampler)
         if logits_kind in ("normal", "peaked"):
             assert found.tolist() == sampler.choose_tokens(logits, noise).tolist()
         elif top_p is None:  # of equal logits the kernel keeps the first

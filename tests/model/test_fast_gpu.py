@@ -10,7 +10,7 @@ import torch
 from tiny_models import VOCABULARY, little_gpt
 from torch import Tensor
 
-from glassgpt.model import loss_chunks
+from glassgpt.model import loss_chunks, ops
 from glassgpt.model.cuda_graph import CudaGraphRunner
 from glassgpt.model.gpt import GPT
 
@@ -105,3 +105,12 @@ def test_recorded_it_has_the_same_loss_and_gradients(arch: str, kernels: bool) -
     wanted = [float(work(*batch(seed))[0]) for seed in (7, 8)]
     assert losses == pytest.approx(wanted, abs=1e-5)
     torch.testing.assert_close(found, gradient_of(model), atol=1e-5, rtol=1e-5)
+
+
+def test_relu_squared_stays_in_half_precision() -> None:
+    """Autocast computes a power in float32, which would take three times the memory."""
+    x = torch.randn(64, 32, device="cuda", dtype=torch.bfloat16)
+    with torch.autocast("cuda", torch.bfloat16):
+        y = ops.activate(x, "relu2", kernel=False)
+    assert y.dtype == torch.bfloat16
+    assert torch.equal(y, x.float().relu().square().to(torch.bfloat16))

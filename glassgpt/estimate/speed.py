@@ -8,7 +8,8 @@ a similar model; if there are not two, also those on its family of cards, then o
 any. update_time.py says how long each row and this run should take; the rows' measured times correct it. The
 range is what the rows lead to, wider for fewer and less similar rows, and wider again for a card without
 rows: an 80% band, as `python -m bench.plan coverage` shows by leaving rows out. A small model on a fast card
-is limited by kernel-launch overhead instead, which no row corrects: docs/what-to-expect.md.
+is limited by kernel-launch overhead instead, which no row corrects: docs/what-to-expect.md. A CPU's
+own matmuls and cores are measured, so it needs no row: cpu_update_time.py.
 """
 
 from __future__ import annotations

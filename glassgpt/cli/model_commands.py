@@ -4,7 +4,6 @@ token by token, glass eval MODEL TEXT|DATASET ... its loss, perplexity and bits 
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -129,7 +128,7 @@ def eval(words: list[str]) -> int:
         evaluated = _evaluate(specs, texts, options)
         comparison = compare_models(*evaluated) if options.against else None
         if options.json:
-            print(json.dumps(eval_view.as_document(evaluated, comparison), indent=1))
+            print_json(eval_view.as_document(evaluated, comparison))
         else:
             eval_view.print_evaluation(evaluated, comparison, make_console())
     return 0

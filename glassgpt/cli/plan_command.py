@@ -5,12 +5,11 @@ glass plan gpt2_124m --gpu=rtx4070 --block_size=512
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING
 
-from glassgpt.cli.command import command, make_console, recipe_from_names
+from glassgpt.cli.command import command, make_console, print_json, recipe_from_names
 from glassgpt.config import DEVICE_PATTERN, TrainConfig
 from glassgpt.errors import UserError, collect_problems, raise_if_any
 from glassgpt.files import expand_user_path
@@ -70,7 +69,7 @@ def _plan(request: _PlanRequest) -> int:
         target = replace(target, probe=_probe(request))
     made = make_plan(request.config, target, find_dataset_info(request.config), options.price)
     if options.json:
-        print(json.dumps(made.as_dict()))
+        print_json(made.as_dict())
     else:
         print_plan(made, request.name, make_console())
     return 0
@@ -158,7 +157,7 @@ def _propose(request: _PlanRequest, hours: float) -> int:
         except OSError as error:
             raise UserError(f"--out={options.out} cannot be written: {error.strerror}") from None
     if options.json:
-        print(json.dumps(proposal.as_dict()))
+        print_json(proposal.as_dict())
     else:
         print_proposal(proposal, make_console(), options.out)
     return 0
@@ -176,7 +175,7 @@ def _print_recommendations(as_json: bool) -> int:
     cards = track(COMMON_CARDS, "planning", console=err, transient=True, disable=not err.is_terminal)
     rows = recommend_for_cards(cards)
     if as_json:
-        print(json.dumps([asdict(row) for row in rows]))
+        print_json([asdict(row) for row in rows])
     else:
         print_recommendations(rows, make_console())
     return 0

@@ -284,7 +284,7 @@ def choose_dtype(requested: str, device: DeviceTraits, width: int | None = None)
         elif width < overheads.MIN_WIDTH_FOR_CPU_BFLOAT16:
             reason = f"n_embd < {overheads.MIN_WIDTH_FOR_CPU_BFLOAT16}: bfloat16 is no faster"
         elif device.has_fast_bfloat16:
-            return Choice("dtype", "bfloat16", "this CPU multiplies it twice as fast as float32")
+            return Choice("dtype", "bfloat16", "this CPU multiplies it faster than float32")
         else:
             reason = "this CPU has no fast bfloat16"
         return Choice("dtype", "float32", reason)

@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from glassgpt.estimate import memory, overheads
-from glassgpt.estimate.batching import has_closing_eval
+from glassgpt.estimate.batching import eval_batch_rows, has_closing_eval
 from glassgpt.estimate.cards import Card
 from glassgpt.estimate.cluster import ONE_CARD, Cluster, cluster_throughput
+from glassgpt.estimate.cpu_update_time import REFERENCE_CORE, CoreSpeed
 from glassgpt.estimate.measured_speed import LowMidHigh, MeasuredSpeed
 from glassgpt.estimate.memory import MemoryEstimate
 from glassgpt.estimate.speed import ThroughputEstimate, estimate_throughput
@@ -87,6 +88,7 @@ class Hardware:
     cluster: Cluster = ONE_CARD
     # The measured speed of such work on one of them; None: not measured, so estimated from reference rows.
     measured: MeasuredSpeed | None = None
+    core: CoreSpeed = REFERENCE_CORE  # of a CPU
 
 
 @dataclass(frozen=True)
@@ -155,10 +157,12 @@ def _rank_speeds(
     assert peak is not None
     if measured is not None and measured.eval_tokens_per_s is not None:
         return measured_throughput(measured, flops_per_token, peak), measured.eval_tokens_per_s
-    estimated = evaluating = estimate_throughput(work, flops_per_token, peak, on.card)
-    if work.device_type == "cpu":  # larger batches than an update's: less launch overhead per token
-        batch_size = max(work.batch_size, val_tokens // work.config.block_size)
-        evaluating = estimate_throughput(replace(work, batch_size=batch_size), flops_per_token, peak, on.card)
+    estimated = evaluating = estimate_throughput(work, flops_per_token, peak, on.card, on.core)
+    if work.device_type == "cpu":  # larger batches than an update's, and no optimizer
+        batch_size = max(1, min(eval_batch_rows(work.config, "cpu"), val_tokens // work.config.block_size))
+        forward_only = replace(work.config, optimizer="adamw", dropout=0.0, activation_checkpointing=False)
+        batches = replace(work, batch_size=batch_size, config=forward_only)
+        evaluating = estimate_throughput(batches, flops_per_token, peak, on.card, on.core)
     eval_tokens_per_s = evaluating.mid / overheads.FORWARD_SHARE
     if measured is None:
         return estimated, eval_tokens_per_s

@@ -60,6 +60,7 @@ def forecast_spec(spec: RunSpec, target: PlanTarget, dataset: DatasetInfo) -> Ru
             target.card,
             target.cluster,
             target.measured_speed(spec.workload, spec.flops_per_token),
+            target.core,
         ),
         TokenCounts(spec.batch.tokens, eval_tokens, dataset.val_tokens),
     )
@@ -221,7 +222,8 @@ def _parallelism_option(
     computing_s = waiting_s = None
     if speed is not None and peak is not None:
         tokens = workload.micro_batch_tokens * workload.micro_steps
-        computing_s = tokens / estimate_throughput(workload, spec.flops_per_token, peak, target.card).mid
+        alone = estimate_throughput(workload, spec.flops_per_token, peak, target.card, target.core)
+        computing_s = tokens / alone.mid
         micro_step_s = computing_s / workload.micro_steps
         waiting_s = exposed_communication_s(workload, target.cluster, micro_step_s)
     efficiency = None

@@ -21,6 +21,12 @@ from glassgpt.cgroup import usable_cores
 from glassgpt.errors import UserError
 from glassgpt.estimate.cards import Card, cards, find_card, has_tensor_cores, resolve_card_name
 from glassgpt.estimate.cluster import ONE_CARD, Cluster, link_of_card
+from glassgpt.estimate.cpu_update_time import (
+    BFLOAT16_SPEEDUP,
+    REFERENCE_CORE,
+    CoreSpeed,
+    measure_core_speed,
+)
 from glassgpt.estimate.local_history import HistoryRow, speed_from_history
 from glassgpt.estimate.machine_facts import (
     DeviceTraits,
@@ -63,6 +69,7 @@ class PlanTarget:
     cluster: Cluster = ONE_CARD  # how many of them train together
     busy_cores: float = 0.0  # the load by other programs, of a CPU; 0: too little to matter
     fair_share: float = 1.0  # of a CPU's speed, that a run gets beside that load
+    core: CoreSpeed = REFERENCE_CORE  # of a CPU
     missing_toolchain: str | None = None  # what building kernels lacks; None too for another machine
     probe: ProbeResult | None = None  # of the planned run on this machine
     history: tuple[HistoryRow, ...] = ()  # of finished runs; empty for another machine
@@ -220,7 +227,7 @@ def local_target(device: str = "auto") -> PlanTarget:
 
 
 def local_cpu_target(found_how: str, seconds: float = 0.4) -> PlanTarget:
-    """This machine's CPU. Its peak is measured for about `seconds`."""
+    """This machine's CPU. The peak of matmuls is measured for about `seconds`."""
     cpu, cores = describe_cpu(), usable_cores()
     load = load_average()
     share = fair_share(load)
@@ -232,7 +239,7 @@ def local_cpu_target(found_how: str, seconds: float = 0.4) -> PlanTarget:
         flops_per_s = core_rate * cores
     peaks = {"float32": flops_per_s}
     if cpu["avx512_bf16"] or cpu["amx"]:
-        peaks["bfloat16"] = 2 * flops_per_s
+        peaks["bfloat16"] = BFLOAT16_SPEEDUP * flops_per_s
     memory_bytes, is_limited = usable_memory()
     return PlanTarget(
         name=cpu_name(),
@@ -242,6 +249,7 @@ def local_cpu_target(found_how: str, seconds: float = 0.4) -> PlanTarget:
         peak_source="measured: float32 matmuls by numpy" + ("" if core_rate is None else " on one core"),
         found_how=found_how,
         memory_note="the container's limit" if is_limited else "",
+        core=measure_core_speed(),
         missing_toolchain=find_missing_toolchain("cpu"),
         busy_cores=load if is_busy else 0.0,
         fair_share=share,

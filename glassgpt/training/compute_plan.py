@@ -21,6 +21,7 @@ from glassgpt.data.manifest import DatasetInfo
 from glassgpt.errors import UserError, raise_if_any
 from glassgpt.estimate.cards import find_card
 from glassgpt.estimate.cluster import Cluster, link_of_card
+from glassgpt.estimate.cpu_update_time import REFERENCE_CORE, measure_core_speed
 from glassgpt.estimate.decide import RunSpec, choose_threads, decide, float8_problems
 from glassgpt.estimate.forecast import Hardware
 from glassgpt.estimate.machine_facts import MachineFacts, Origin, facts_from_record, facts_record
@@ -114,7 +115,8 @@ def plan_compute(
     card = find_card(facts.device_name, facts.memory_bytes if device.type == "cuda" else None)
     link = link_of_card(card) if device.type == "cuda" else None
     cluster = Cluster(group.local_world_size, -(-group.world_size // group.local_world_size), link)
-    hardware = Hardware(None if facts.peak is None else facts.peak.value, card, cluster)
+    core = measure_core_speed(torch.get_num_threads()) if device.type == "cpu" else REFERENCE_CORE
+    hardware = Hardware(None if facts.peak is None else facts.peak.value, card, cluster, core=core)
     model_config = make_gpt_config(config, spec.workload.vocab_size)
     plan = ComputePlan(spec, facts, record, execution_config(spec, device), model_config, hardware, *builds)
     return plan, choices

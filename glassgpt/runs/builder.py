@@ -463,7 +463,7 @@ class RunBuilder:
             self.fence_count % 2 == 0 or self.fence_count != self._last_step_fence_count
         ):
             return  # prose, or another code block
-        began = self.has_steps or bool(self._evals)  # an evaluation before the first update counts, too
+        began = self.has_steps or self.has_evals  # an evaluation before the first update counts, too
         if kind in FAILURE_KINDS and (self._launch is not None or not began):
             self._launch = self._launch or FailedLaunch(self.line, "")
             self._has_launch_failed = True
@@ -514,6 +514,10 @@ class RunBuilder:
         return len(self._rows) > 0
 
     @property
+    def has_evals(self) -> bool:
+        return bool(self._evals)
+
+    @property
     def has_saves(self) -> bool:
         return bool(self._checkpoints) or any(
             isinstance(pending.item, LoggedCheckpoint) for pending in self._pending
@@ -531,6 +535,11 @@ class RunBuilder:
             len(self._fence_counts_with_steps) > 1
             or any(count % 2 == 0 for count in self._fence_counts_with_steps)
         )
+
+    @property
+    def is_process_announced(self) -> bool:
+        """A new process has printed its header, and no step yet."""
+        return self._process_announced
 
     @property
     def last_iteration(self) -> int | None:

@@ -104,7 +104,7 @@ NAMES: dict[Role, str] = {
     "wall_cum_s cum_time_s wall_s wall_seconds relative_time_process relative_time_wall",
     "elapsed_ms": "elapsed_ms elapsed_time_ms total_time_ms train_time_ms",
     "run_s": "train_train_runtime train_runtime",  # of the whole run, which is done when it is logged
-    "timestamp": "_timestamp timestamp wall_time walltime datetime",
+    "timestamp": "_timestamp timestamp ts wall_time walltime datetime",
     "time": "time took",  # of a step, since the start, or of the day: its values decide
     "eval_s": "eval_runtime val_time_s eval_time_s eval_s validation_time_s",
     "parameters": "n_params num_params n_parameters num_parameters number_of_parameters total_params "
@@ -167,12 +167,24 @@ _CONTAINERS = (  # of objects in objects, and the folders of tags
 )  # fmt: skip
 
 
-# Words of a column that has a value only where held-out data were evaluated, unless it has one of the others.
-_EVAL_WORDS = {"val", "validation", "eval", "evaluation", "heldout", "holdout"}
+# Of a column that means something else: a coefficient of variation, a value, valid tokens, a device.
+_AMBIGUOUS_WORDS = {"cv", "va", "valid", "dev"}
+# Of a column with another one of VAL_WORDS: no value that shows that held-out data were evaluated.
 _NO_EVAL_WORDS = OTHER_TIMES | {
     "n", "num", "count", "counts", "interval", "freq", "since", "next", "patience", "batch", "size", "steps",
     "step", "iter", "iters", "epoch", "time", "runtime", "seconds", "sec", "secs", "s", "ms",
 }  # fmt: skip
+
+# What a row is about, where rows of several kinds follow each other: {"event": "eval", "loss": 3.1}.
+KIND_KEYS = frozenset(
+    ("event", "type", "kind", "name", "tag", "event_type", "event_name", "record", "record_type", "log_type")
+)
+# A row of these kinds, and none of the others, has no loss of its own.
+_NO_LOSS_WORDS = frozenset(
+    ("best", "final", "summary", "end", "ended", "done", "complete", "completed", "finished", "finish",
+     "checkpoint", "save", "saved", "start", "started", "config")
+)  # fmt: skip
+_STEP_WORDS = frozenset(("train", "training", "step", "iter", "iteration", "epoch", "batch", "update"))
 
 
 class Metric(NamedTuple):
@@ -268,7 +280,16 @@ def metric_of(name: str) -> Metric | None:
 def is_of_eval(name: str) -> bool:
     """Whether a number under this name shows that held-out data were evaluated: no count, time or setting."""
     words = set(normalise(name).split("_"))
-    return bool(words & _EVAL_WORDS) and not words & _NO_EVAL_WORDS
+    return not words.isdisjoint(VAL_WORDS - _AMBIGUOUS_WORDS) and words.isdisjoint(_NO_EVAL_WORDS)
+
+
+def split_of_kind(text: str) -> str | None:
+    """What a row's kind says about its loss: the split of held-out data that it is of; empty: it is of
+    training; None: it has none of its own."""
+    words = normalise(text[:_MAX_NAME_CHARS]).split("_")
+    if _NO_LOSS_WORDS.isdisjoint(words) or not _STEP_WORDS.isdisjoint(words):
+        return next((word for word in words if word in VAL_WORDS), "")
+    return None
 
 
 def role_of(name: str) -> Role | None:

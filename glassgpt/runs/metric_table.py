@@ -27,6 +27,7 @@ from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.exit_status import UNIT_SECONDS, event_patterns, read_event
 from glassgpt.runs.log_numbers import MAX_CELL_CHARS, MAX_COUNT, parse_cell
 from glassgpt.runs.metric_columns import (
+    KIND_KEYS,
     VAL_WORDS,
     Role,
     are_losses,
@@ -37,6 +38,7 @@ from glassgpt.runs.metric_columns import (
     metric_of,
     normalise,
     role_of,
+    split_of_kind,
 )
 from glassgpt.runs.run_log import EventKind, RunLog
 from glassgpt.runs.split_runs import split_runs
@@ -66,14 +68,18 @@ _NO_STAGE_WORDS = VAL_WORDS | {
     "main", "final", "full", "all",
 }  # fmt: skip
 _MAX_NOTES = 5
+_MAX_KINDS = 1000
 _MIN_PARAMETERS = 1000  # fewer are in millions
 # Of rows without a step.
-_EVENT_KEYS = frozenset(("event", "status", "state", "type", "message", "msg"))
+_EVENT_KEYS = frozenset(
+    ("event", "status", "state", "type", "message", "msg", "error", "exception", "reason")
+)
 _EVENT_WORDS: dict[str, EventKind] = {
     **dict.fromkeys(("done", "end", "ended", "finish", "finished", "complete", "completed"), "finish"),
     **dict.fromkeys(("success", "succeeded"), "finish"),
     **dict.fromkeys(("interrupted", "stopped", "cancelled", "canceled", "preempted"), "interrupt"),
-    **dict.fromkeys(("failed", "crashed", "exception"), "traceback"),
+    **dict.fromkeys(("timeout", "timed_out"), "interrupt"),
+    **dict.fromkeys(("failed", "failure", "crash", "crashed", "exception", "error"), "traceback"),
 }
 _SAVE_WORDS = {"checkpoint", "save", "saved", "checkpoint_saved", "saved_checkpoint", "save_checkpoint"}
 # Of a row of totals, which is written when a run is over; and what it took, with the seconds of a unit.
@@ -115,6 +121,8 @@ class MetricTable:
         self._metrics: list[str] = []  # columns with metrics besides the loss
         self._eval_columns: list[str] = []  # that show an evaluation, whether or not it has a loss
         self._rewards: list[str] = []  # columns that make a row a step, where it has no loss
+        self._kind_column = ""  # what a row is about
+        self._kinds: dict[object, str | None] = {}  # by its text: the split; "": of training; None: no loss
         self._skip_column = ""  # whether an update was left out
         self._skipped: list[int] = []  # lines where it was
         self._progress_columns: list[str] = []
@@ -176,7 +184,7 @@ class MetricTable:
         """There are no more rows. Whether any of them has a loss."""
         self._flush_sample()
         builder = self.builder
-        if not builder.has_steps and not builder.non_step_count:
+        if not builder.has_steps and not builder.has_evals and not builder.has_saves:
             return False
         if self._closing is not None:
             planned = builder.setup.values.get("planned_iterations")
@@ -288,6 +296,7 @@ class MetricTable:
             if name in counts:
                 self._columns[role] = name  # type: ignore[index]
         rows = [row for row, _ in sample]
+        self._kind_column = self._columns.get("split") or self._choose_kind_column(rows)
         bare = bare_losses(counts)
         if all(
             are_losses([at for row in rows if (at := parse_cell(row.get(name))) is not None])
@@ -302,7 +311,7 @@ class MetricTable:
         )
         counter, loss = self._columns.get("iteration", epoch), self._columns.get("loss")
         numbered = [row for row in rows if counter in row]
-        losses = [row for row in numbered if loss in row]
+        losses = [row for row in numbered if loss in row and self._split_of(row) == ""]
         rewards = [
             name
             for name in self._metrics
@@ -368,6 +377,32 @@ class MetricTable:
         if not is_read and not is_setting and all(parse_cell(value) is not None for value in values):
             self._left_out.append(name)
 
+    def _choose_kind_column(self, rows: Sequence[Row]) -> str:
+        """The one whose texts say of some rows that they are of held-out data, and of others that they are
+        not. Empty: there is none."""
+        for name in self._names:
+            if normalise(name.rpartition("/")[2]) in KIND_KEYS:
+                texts = {text for row in rows if isinstance(text := row.get(name), str)}
+                splits = {split_of_kind(text) for text in texts}
+                if "" in splits and splits - {"", None}:
+                    return name
+        return ""
+
+    def _split_of(self, row: Row) -> str | None:
+        """As `split_of_kind`, of what the row says that it is about."""
+        if not self._kind_column:
+            return ""
+        kind = row.get(self._kind_column)
+        if not isinstance(kind, str):
+            return ""
+        if kind not in self._kinds:
+            split = split_of_kind(kind)
+            if len(self._kinds) >= _MAX_KINDS:
+                return split
+            # The phase `final` is one of training.
+            self._kinds[kind] = (split or "") if self._kind_column == self._columns.get("split") else split
+        return self._kinds[kind]
+
     def _is_evaluated(self, row: Row) -> bool:
         return any(parse_cell(row.get(name)) is not None for name in self._eval_columns)
 
@@ -424,8 +459,11 @@ class MetricTable:
         for name in _PREDICTION_TIMES & row.keys() if self._run_s is None else ():
             self._prediction_s += max(0.0, parse_cell(row[name]) or 0.0)
         loss, val_loss, val_bpb = cell("loss"), cell("val_loss"), cell("val_bpb")
-        if "split" in columns and str(row.get(columns["split"])).lower() in VAL_WORDS:
-            loss, val_loss = None, loss
+        split = self._split_of(row)
+        if split:
+            loss, val_loss = None, loss if val_loss is None else val_loss
+        elif split is None:
+            loss = None
         if "iteration" in columns:
             iteration = parse_iteration(row.get(columns["iteration"]))
         else:
@@ -440,6 +478,8 @@ class MetricTable:
             trainer.document_reader(row, builder)  # it holds all rows again: it is of the whole run
             return
         if iteration is None:
+            if split and val_loss is not None and self._last_iteration is not None:
+                self._add_eval(self._last_iteration, val_loss, None, cell("eval_s"))
             return
         epoch = cell("epoch") if "iteration" in columns else None
         planned = self._planned(row)
@@ -509,7 +549,10 @@ class MetricTable:
         if (run_s := cell("run_s")) is not None and 0 <= run_s < math.inf:
             self._run_s, builder.iterations_done = run_s, iteration
             builder.add_event("finish", f"the whole run took {run_s:.1f} s")
-        metrics = {name: parse_cell(row.get(name)) for name in self._metrics}
+        metrics = {
+            f"{split}/{name}" if split and not is_of_eval(name) else name: parse_cell(row.get(name))
+            for name in self._metrics
+        }
         builder.add_metrics({name: value for name, value in metrics.items() if value is not None}, iteration)
 
     def _planned(self, row: Row) -> float | None:

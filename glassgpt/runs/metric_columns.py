@@ -161,6 +161,7 @@ _NO_REWARD_WORDS = {
     *_PART_WORDS,
 }  # fmt: skip
 _MAX_NAME_CHARS = 200
+_CAMEL_CASE = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")  # evalLoss, LMAccuracy
 MAX_BARE_LOSS = 20.0  # of a vocabulary of 500 million
 _CONTAINERS = (  # of objects in objects, and the folders of tags
     "extras_", "extra_", "metrics_", "stats_", "info_", "scalars_", "performance_", "timing_", "speed_",
@@ -274,7 +275,8 @@ def metric_of(name: str) -> Metric | None:
             return Metric(kind, 10 * rank + 5 * (not is_eval) + is_part, higher_is_better, is_eval)
     if is_eval and ranked is None and words[-1] in _EVAL_ENDINGS:
         return Metric(words[-1], 10 * len(METRIC_NAMES), _EVAL_ENDINGS[words[-1]], is_eval)
-    return None
+    apart = _CAMEL_CASE.sub("_", name)
+    return metric_of(apart) if ranked is None and apart != name else None
 
 
 def is_of_eval(name: str) -> bool:
@@ -324,7 +326,8 @@ def ranked_role(name: str) -> tuple[Role, int] | None:
     # Lightning's lr-AdamW/pg1, with any optimizer's name
     if plain.startswith("lr_") and _LR_SETTING_WORDS.isdisjoint(words):
         return "lr", _OTHER_RANK
-    return None
+    apart = _CAMEL_CASE.sub("_", name)
+    return ranked_role(apart) if apart != name else None
 
 
 def bare_losses(names: Iterable[str]) -> dict[Role, str]:

@@ -42,6 +42,7 @@ from glassgpt.runs.run_log import (
     LoggedProcess,
     LoggedSetup,
     RunLog,
+    Steps,
     ValMetric,
     eval_or_save_iterations,
 )
@@ -94,6 +95,7 @@ class RunBuilder:
         self.has_placeholder_loss = False  # a rank has printed a negative whole number: it computes none
         self.partial_iteration: int | None = None  # of the latest line that is cut too short to be read
         self.has_step_times = True  # False: those of the lines turned out to be of other steps
+        self.summary_lines: list[int] = []  # of steps that turned out to be means of others
         self.notes: list[Message] = []  # how the lines were read, where that is not obvious
         # For a trainer whose lines have no iteration: number of the line -> iteration. Empty: not known.
         self.iteration_by_count: dict[int, int] | None = None
@@ -669,6 +671,9 @@ class RunBuilder:
         steps, left_out = self._rows.build(
             eval_or_save_iterations(self.trainer, self._evals, self._checkpoints)
         )
+        if self.summary_lines:
+            rows = ~np.isin(steps.line, self.summary_lines)
+            steps = Steps(**{name: column[rows] for name, column in steps.columns().items()})
         if not self.has_step_times:
             steps = replace(steps, ms=np.full(len(steps), np.nan))
         trainer = self.trainer

@@ -201,14 +201,15 @@ class Metric(NamedTuple):
 METRIC_NAMES: dict[str, tuple[str, bool | None]] = {
     "reward": ("", True),  # see the role
     "accuracy": (
-        "accuracy accuracies acc correct_rate exact_match pass_1 p_1 hella hellaswag goldenswag win_rate "
-        "wacc",
+        "accuracy accuracies acc correct_rate exact_match pass_1 pass_k p_1 hella hellaswag goldenswag "
+        "win_rate wacc acc_norm mc1 mc2 hit_rate hits_k recall_k precision_k top1 top5 success_rate solve_rate",
         True,
     ),
-    "error_rate": ("wer cer per ter error_rate", False),
+    "error_rate": ("wer cer per ter eer error_rate", False),
     "score": (
         "f1 f1score f1_score auc auroc roc_auc bleu bleu_1 bleu_2 bleu_3 bleu_4 rouge rouge_1 rouge_2 "
-        "rouge_l rougel mrr core_metric chrf chrf_2 chrf2 meteor comet bleurt bertscore spbleu sacrebleu",
+        "rouge_l rougel rouge1 rouge2 rougelsum mrr ndcg ndcg_k core_metric chrf chrf_2 chrf2 meteor comet "
+        "bleurt bertscore spbleu sacrebleu codebleu cider recall r2 mcc kappa spearman pearson",
         True,
     ),
     "margin": ("margin margins", True),
@@ -268,6 +269,8 @@ def metric_of(name: str) -> Metric | None:
     ranked = ranked_role(name) or ranked_role(plain)
     if ranked is not None and ranked[0] == "reward":
         return Metric("reward", 0 if is_eval else min(9, ranked[1]) + 1, True, is_eval)
+    if len(words) > 1 and words[-1].isdecimal() and f"{words[-2]}_k" in _METRIC_ENDINGS:
+        words[-1] = "k" if words[-2:] != ["pass", "1"] else "1"  # recall@10
     for count in (2, 1):
         if found := _METRIC_ENDINGS.get("_".join(words[-count:])):
             kind, rank, higher_is_better = found

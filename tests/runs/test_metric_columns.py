@@ -104,3 +104,20 @@ def test_names_in_camel_case() -> None:
     metric = metric_of("lambada/0-shot/InContextLearningLMAccuracy")
     assert metric is not None
     assert (metric.kind, metric.higher_is_better) == ("accuracy", True)
+
+
+def test_directions_of_metrics_by_their_names() -> None:
+    higher = (
+        "val_pass@10",
+        "eval/recall@5",
+        "top_5",
+        "val chrF",
+        "rougeLsum",
+        "eval_exact_match",
+        "val_ndcg@10",
+    )
+    lower = ("val_wer", "eval/perplexity", "val_eer")
+    known = {name: metric.higher_is_better for name in (*higher, *lower) if (metric := metric_of(name))}
+    assert known == dict.fromkeys(higher, True) | dict.fromkeys(lower, False)
+    others = ("eval/colour", "step_5", "precision", "batch_10", "top_k", "top_200")
+    assert [metric_of(name) for name in others] == [None] * len(others)

@@ -498,6 +498,7 @@ class RunBuilder:
         self._event_counts.clear()
         self._frames.clear()
         self._event_total, self.in_traceback = 0, False
+        self._launch, self._has_launch_failed, self._failed_launches = None, False, []
 
     def set_exception(self, text: str) -> None:
         """The last line of a traceback is appended to its event: it names the exception."""

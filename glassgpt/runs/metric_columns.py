@@ -202,7 +202,8 @@ METRIC_NAMES: dict[str, tuple[str, bool | None]] = {
     "reward": ("", True),  # see the role
     "accuracy": (
         "accuracy accuracies acc correct_rate exact_match pass_1 pass_k p_1 hella hellaswag goldenswag "
-        "win_rate wacc acc_norm mc1 mc2 hit_rate hits_k recall_k precision_k top1 top5 success_rate solve_rate",
+        "win_rate wacc acc_norm mc1 mc2 hit_rate hits_k recall_k precision_k top1 top5 success_rate "
+        "solve_rate",
         True,
     ),
     "error_rate": ("wer cer per ter eer error_rate", False),

@@ -24,6 +24,7 @@ _MIN_GROWING_LINES, _MIN_GROWTH = 8, 3.0  # no series of step times grows so
 _MIN_GROWING_FROM_0 = 3  # and none begins at nothing: the first one is the slowest
 _MIN_SPAN = 20  # units of the clock in a time: its error is at most 1 in 20
 _MIN_SPANS, _MIN_PAUSE_STDS = 3, 3.0  # to tell how much longer the spans with an evaluation are
+_MAX_PAUSES = 10_000  # spans with an evaluation, and evaluations in one: of more, no duration is known
 _MAX_PAUSE_RATIO = 2.5  # of the typical pause: a longer one has a stall in it
 _MAX_BACK_S = 60.0  # lines of several processes are not in the order of their stamps
 _MAX_SILENCE_S = 6 * 3600.0
@@ -167,7 +168,7 @@ class StepClock:
         return cls(max(1e-6, (unit or 1.0) * 10.0 ** -min(digits, 6)))
 
     def add_eval(self, seconds: float | None, line: int = 0) -> None:
-        if seconds is None:
+        if seconds is None and len(self._eval_lines) < _MAX_PAUSES:
             self._eval_lines.append(line)
         known = seconds is not None and 0 <= seconds < math.inf
         self._eval_s = self._eval_s + (seconds or 0.0) if known and self._eval_s is not None else None
@@ -175,7 +176,10 @@ class StepClock:
     def step_ms(self, iteration: int, seconds: float) -> float:
         start, self.last_s = self._start, seconds
         if start is None or iteration <= start[0] or seconds < start[1] or self._eval_s is None:
-            if start is not None and iteration > start[0] and seconds >= start[1] and self._eval_lines:
+            is_paused = (
+                start is not None and iteration > start[0] and seconds >= start[1] and self._eval_lines
+            )
+            if start is not None and is_paused and len(self._paused) < _MAX_PAUSES:
                 self._paused.append((self._eval_lines, iteration - start[0], seconds - start[1]))
             self._start, self._eval_s, self._eval_lines = (iteration, seconds), 0.0, []
             return math.nan
@@ -190,7 +194,7 @@ class StepClock:
         so much longer than the others, whose steps took these times. One after the last span took as long as
         is usual. Empty where that is not clear."""
         steady = np.asarray(step_ms)[np.isfinite(step_ms)]
-        if min(len(steady), len(self._paused)) < _MIN_SPANS:
+        if not _MIN_SPANS <= len(self._paused) < _MAX_PAUSES or len(steady) < _MIN_SPANS:
             return {}
         usual, std = float(np.median(steady)), robust_std(steady)
         pauses = [1000 * seconds - count * usual for _, count, seconds in self._paused]

@@ -110,7 +110,7 @@ def test_directions_of_metrics_by_their_names() -> None:
     higher = (
         "val_pass@10",
         "eval/recall@5",
-        "top_5",
+        "top5",
         "val chrF",
         "rougeLsum",
         "eval_exact_match",

@@ -522,7 +522,13 @@ class RunLog:
         steps = self.steps
         if not self.has_iteration_numbers or len(steps) < 2:
             return None
-        distances, counts = np.unique(self._distances, return_counts=True)
+        between = self._distances
+        if steps.iteration[0] == 1 and len(between) and between[0] > 1:
+            # The very first one may have a line beside every 200th: 1, 200, 400.
+            if len(between) == 1:
+                return None
+            between = between[1:] if between[0] + 1 == between[1] else between
+        distances, counts = np.unique(between, return_counts=True)
         return int(distances[np.argmax(counts)]) if len(distances) else None
 
     @property

@@ -30,7 +30,7 @@ _MAX_BACK_S = 60.0  # lines of several processes are not in the order of their s
 _MAX_SILENCE_S = 6 * 3600.0
 _MAX_UNSTAMPED_SHARE = 0.02  # of the steps, before the first or after the last stamp
 _MAX_STAMPS = 100_000  # kept of one file
-_STAMP = re.compile(r"(\d{4})[-/](\d{2})[-/](\d{2})[T ](\d{2}:\d{2}:\d{2}(?:[.,]\d{1,6})?)")
+_STAMP = re.compile(r"(\d{4})[-/](\d{2})[-/](\d{2})[T ](\d{2}:\d{2}:\d{2})(?:[.,](\d{1,9}))?")
 _TIME_ALONE = re.compile(r"\[?(\d{2}):([0-5]\d):([0-5]\d(?:[.,]\d{1,6})?)(?![\d:])")  # of the day, or so far
 _DAY_S = 86400.0
 # START TIME: Tue Mar 31 14:09:57 CEST 2026, as `date` prints it
@@ -74,6 +74,21 @@ def parse_timestamp(value: object) -> float | None:
     return seconds
 
 
+def clock_us(clock: str) -> int | None:
+    """Microseconds since 1970, of a time that `strip_prefixes` has stripped. None without a date or fractions
+    of a second: the difference of two would be too uncertain for the time of a step."""
+    match = _STAMP.search(clock)
+    return _stamp_us(match) if match is not None and match[5] else None
+
+
+def _stamp_us(match: re.Match[str]) -> int | None:
+    try:
+        whole = datetime.fromisoformat(f"{match[1]}-{match[2]}-{match[3]}T{match[4]}")
+    except ValueError:
+        return None  # 2024-13-45
+    return int(whole.replace(tzinfo=UTC).timestamp()) * 1_000_000 + int(f"{match[5] or '':0<6}"[:6])
+
+
 class LineStamps:
     """When lines were printed, by the dates and times before them; of very many lines, every few."""
 
@@ -86,7 +101,8 @@ class LineStamps:
     def add(self, line: int, clock: str, text: str = "") -> None:
         """`clock`: as printed before the line. `text`: of a line without one."""
         if match := _STAMP.search(clock):
-            seconds = parse_clock(f"{match[1]}-{match[2]}-{match[3]}T{match[4]}")
+            stamp_us = _stamp_us(match)
+            seconds = None if stamp_us is None else stamp_us / 1e6
         elif match := _DATE_COMMAND.match(text):
             month = _MONTHS.find(match[1]) // 3 + 1
             seconds = parse_clock(f"{match[4]}-{month:02}-{int(match[2]):02}T{match[3]}")

@@ -24,8 +24,7 @@ from dataclasses import replace
 from glassgpt.i18n import say
 from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.log_numbers import MAX_COUNT, NUMBER, parse_norm, parse_number
-from glassgpt.runs.prefixes import clock_us
-from glassgpt.runs.step_clock import StepClock
+from glassgpt.runs.step_clock import StepClock, clock_us
 from glassgpt.runs.trainer import Trainer
 
 _PAIR = re.compile(rf"(?:[|,{{]\s?|\d )\"?([\w.-]{{1,80}})(?:\": ?\"?|=| ){NUMBER}")

@@ -28,6 +28,7 @@ _BEGIN = re.compile(rf"^(?:\[epoch=(\d{{1,15}})\])?\[(?:{_UNITS})=\d{{1,15}}(?:/
 _BATCHES = re.compile(r"^\[batch=(\d{1,15})/(\d{1,15})\]")  # of the whole run
 _BEGIN_EVAL = re.compile(r"^\[Eval batch=\d{1,15}/\d{1,15}\] Eval on (\S.{0,200}?) data:?$")
 _VALUE = re.compile(rf"^(Train|Eval) ([A-Za-z][\w./ -]{{0,200}}): {NUMBER}$")
+_PROMPT = re.compile(r"^[^$❯]{0,80}[$❯] \S")
 _LOSSES = ("loss/train/total", "metrics/train/LanguageCrossEntropy", "loss/train", "loss/train/ce_loss")
 _CROSS_ENTROPIES = ("LanguageCrossEntropy", "CrossEntropy")
 _COLUMNS = {
@@ -51,6 +52,8 @@ class ComposerReader:
                 self._values[match[2]] = match[3]
             return match is not None
         if not line.startswith("["):
+            if self._block is not None and _PROMPT.match(line):
+                self.close(builder)  # another command
             return False
         if match := _BEGIN.match(line):
             self.close(builder)

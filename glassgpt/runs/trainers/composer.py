@@ -50,6 +50,8 @@ class ComposerReader:
         if self._block is not None and line.startswith(("Train ", "Eval ")):
             if match := _VALUE.match(line):
                 self._values[match[2]] = match[3]
+                if match[1] == "Eval" and match[2].endswith(_CROSS_ENTROPIES):
+                    self._block = self._block[0], builder.line  # the line that says the loss
             return match is not None
         if not line.startswith("["):
             if self._block is not None and _PROMPT.match(line):

@@ -42,6 +42,7 @@ from glassgpt.runs.run_log import (
     LoggedProcess,
     LoggedSetup,
     RunLog,
+    Steps,
     ValMetric,
     eval_or_save_iterations,
 )
@@ -94,6 +95,7 @@ class RunBuilder:
         self.has_placeholder_loss = False  # a rank has printed a negative whole number: it computes none
         self.partial_iteration: int | None = None  # of the latest line that is cut too short to be read
         self.has_step_times = True  # False: those of the lines turned out to be of other steps
+        self.summary_lines: list[int] = []  # of steps that turned out to be means of others
         self.notes: list[Message] = []  # how the lines were read, where that is not obvious
         # For a trainer whose lines have no iteration: number of the line -> iteration. Empty: not known.
         self.iteration_by_count: dict[int, int] | None = None
@@ -463,7 +465,7 @@ class RunBuilder:
             self.fence_count % 2 == 0 or self.fence_count != self._last_step_fence_count
         ):
             return  # prose, or another code block
-        began = self.has_steps or bool(self._evals)  # an evaluation before the first update counts, too
+        began = self.has_steps or self.has_evals  # an evaluation before the first update counts, too
         if kind in FAILURE_KINDS and (self._launch is not None or not began):
             self._launch = self._launch or FailedLaunch(self.line, "")
             self._has_launch_failed = True
@@ -496,6 +498,7 @@ class RunBuilder:
         self._event_counts.clear()
         self._frames.clear()
         self._event_total, self.in_traceback = 0, False
+        self._launch, self._has_launch_failed, self._failed_launches = None, False, []
 
     def set_exception(self, text: str) -> None:
         """The last line of a traceback is appended to its event: it names the exception."""
@@ -512,6 +515,10 @@ class RunBuilder:
     @property
     def has_steps(self) -> bool:
         return len(self._rows) > 0
+
+    @property
+    def has_evals(self) -> bool:
+        return bool(self._evals)
 
     @property
     def has_saves(self) -> bool:
@@ -531,6 +538,11 @@ class RunBuilder:
             len(self._fence_counts_with_steps) > 1
             or any(count % 2 == 0 for count in self._fence_counts_with_steps)
         )
+
+    @property
+    def is_process_announced(self) -> bool:
+        """A new process has printed its header, and no step yet."""
+        return self._process_announced
 
     @property
     def last_iteration(self) -> int | None:
@@ -660,6 +672,9 @@ class RunBuilder:
         steps, left_out = self._rows.build(
             eval_or_save_iterations(self.trainer, self._evals, self._checkpoints)
         )
+        if self.summary_lines:
+            rows = ~np.isin(steps.line, self.summary_lines)
+            steps = Steps(**{name: column[rows] for name, column in steps.columns().items()})
         if not self.has_step_times:
             steps = replace(steps, ms=np.full(len(steps), np.nan))
         trainer = self.trainer

@@ -60,6 +60,10 @@ _CARDS = {
 
 _OF_ANY_TRAINER: tuple[HeaderLine, ...] = (
     ("nohup: ", r"^nohup: ignoring input\b", "command"),
+    # Launchers: DeepSpeed's two programs, and torchrun.
+    ("runner.py", r"\brunner\.py:\d{1,5}:main\] cmd = ", "command"),
+    ("WORLD INFO", r"\blaunch\.py:\d{1,5}:main\] WORLD INFO DICT: ", ""),
+    ("OMP_NUM_THREADS", r"\bSetting OMP_NUM_THREADS environment variable for each process to be \d", ""),
     (":", r"^[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d (?:[A-Z]{2,5} )?20\d\d$", "date"),
     ("parameters", rf"(?<!able )(?<!\w)[Nn]umber of parameters:?\s*=?\s*{COUNT}", "parameters"),
     ("param", rf"(?<!expert )(?:Total|Model|model)[ _]param(?:eter)?s:?\s*{COUNT}", "parameters"),

@@ -104,7 +104,7 @@ NAMES: dict[Role, str] = {
     "wall_cum_s cum_time_s wall_s wall_seconds relative_time_process relative_time_wall",
     "elapsed_ms": "elapsed_ms elapsed_time_ms total_time_ms train_time_ms",
     "run_s": "train_train_runtime train_runtime",  # of the whole run, which is done when it is logged
-    "timestamp": "_timestamp timestamp wall_time walltime datetime",
+    "timestamp": "_timestamp timestamp ts wall_time walltime datetime",
     "time": "time took",  # of a step, since the start, or of the day: its values decide
     "eval_s": "eval_runtime val_time_s eval_time_s eval_s validation_time_s",
     "parameters": "n_params num_params n_parameters num_parameters number_of_parameters total_params "
@@ -161,18 +161,31 @@ _NO_REWARD_WORDS = {
     *_PART_WORDS,
 }  # fmt: skip
 _MAX_NAME_CHARS = 200
+_CAMEL_CASE = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")  # evalLoss, LMAccuracy
 MAX_BARE_LOSS = 20.0  # of a vocabulary of 500 million
 _CONTAINERS = (  # of objects in objects, and the folders of tags
     "extras_", "extra_", "metrics_", "stats_", "info_", "scalars_", "performance_", "timing_", "speed_",
 )  # fmt: skip
 
 
-# Words of a column that has a value only where held-out data were evaluated, unless it has one of the others.
-_EVAL_WORDS = {"val", "validation", "eval", "evaluation", "heldout", "holdout"}
+# Of a column that means something else: a coefficient of variation, a value, valid tokens, a device.
+_AMBIGUOUS_WORDS = {"cv", "va", "valid", "dev"}
+# Of a column with another one of VAL_WORDS: no value that shows that held-out data were evaluated.
 _NO_EVAL_WORDS = OTHER_TIMES | {
     "n", "num", "count", "counts", "interval", "freq", "since", "next", "patience", "batch", "size", "steps",
     "step", "iter", "iters", "epoch", "time", "runtime", "seconds", "sec", "secs", "s", "ms",
 }  # fmt: skip
+
+# What a row is about, where rows of several kinds follow each other: {"event": "eval", "loss": 3.1}.
+KIND_KEYS = frozenset(
+    ("event", "type", "kind", "name", "tag", "event_type", "event_name", "record", "record_type", "log_type")
+)
+# A row of these kinds, and none of the others, has no loss of its own.
+_NO_LOSS_WORDS = frozenset(
+    ("best", "final", "summary", "end", "ended", "done", "complete", "completed", "finished", "finish",
+     "checkpoint", "save", "saved", "start", "started", "config")
+)  # fmt: skip
+_STEP_WORDS = frozenset(("train", "training", "step", "iter", "iteration", "epoch", "batch", "update"))
 
 
 class Metric(NamedTuple):
@@ -188,14 +201,16 @@ class Metric(NamedTuple):
 METRIC_NAMES: dict[str, tuple[str, bool | None]] = {
     "reward": ("", True),  # see the role
     "accuracy": (
-        "accuracy accuracies acc correct_rate exact_match pass_1 p_1 hella hellaswag goldenswag win_rate "
-        "wacc",
+        "accuracy accuracies acc correct_rate exact_match pass_1 pass_k p_1 hella hellaswag goldenswag "
+        "win_rate wacc acc_norm mc1 mc2 hit_rate hits_k recall_k precision_k top1 top5 success_rate "
+        "solve_rate",
         True,
     ),
-    "error_rate": ("wer cer per ter error_rate", False),
+    "error_rate": ("wer cer per ter eer error_rate", False),
     "score": (
         "f1 f1score f1_score auc auroc roc_auc bleu bleu_1 bleu_2 bleu_3 bleu_4 rouge rouge_1 rouge_2 "
-        "rouge_l rougel mrr core_metric chrf chrf_2 chrf2 meteor comet bleurt bertscore spbleu sacrebleu",
+        "rouge_l rougel rouge1 rouge2 rougelsum mrr ndcg ndcg_k core_metric chrf chrf_2 chrf2 meteor comet "
+        "bleurt bertscore spbleu sacrebleu codebleu cider recall r2 mcc kappa spearman pearson",
         True,
     ),
     "margin": ("margin margins", True),
@@ -255,6 +270,8 @@ def metric_of(name: str) -> Metric | None:
     ranked = ranked_role(name) or ranked_role(plain)
     if ranked is not None and ranked[0] == "reward":
         return Metric("reward", 0 if is_eval else min(9, ranked[1]) + 1, True, is_eval)
+    if len(words) > 1 and words[-1].isdecimal() and f"{words[-2]}_k" in _METRIC_ENDINGS:
+        words[-1] = "k" if words[-2:] != ["pass", "1"] else "1"  # recall@10
     for count in (2, 1):
         if found := _METRIC_ENDINGS.get("_".join(words[-count:])):
             kind, rank, higher_is_better = found
@@ -262,13 +279,23 @@ def metric_of(name: str) -> Metric | None:
             return Metric(kind, 10 * rank + 5 * (not is_eval) + is_part, higher_is_better, is_eval)
     if is_eval and ranked is None and words[-1] in _EVAL_ENDINGS:
         return Metric(words[-1], 10 * len(METRIC_NAMES), _EVAL_ENDINGS[words[-1]], is_eval)
-    return None
+    apart = _CAMEL_CASE.sub("_", name)
+    return metric_of(apart) if ranked is None and apart != name else None
 
 
 def is_of_eval(name: str) -> bool:
     """Whether a number under this name shows that held-out data were evaluated: no count, time or setting."""
     words = set(normalise(name).split("_"))
-    return bool(words & _EVAL_WORDS) and not words & _NO_EVAL_WORDS
+    return not words.isdisjoint(VAL_WORDS - _AMBIGUOUS_WORDS) and words.isdisjoint(_NO_EVAL_WORDS)
+
+
+def split_of_kind(text: str) -> str | None:
+    """What a row's kind says about its loss: the split of held-out data that it is of; empty: it is of
+    training; None: it has none of its own."""
+    words = normalise(text[:_MAX_NAME_CHARS]).split("_")
+    if _NO_LOSS_WORDS.isdisjoint(words) or not _STEP_WORDS.isdisjoint(words):
+        return next((word for word in words if word in VAL_WORDS), "")
+    return None
 
 
 def role_of(name: str) -> Role | None:
@@ -303,7 +330,8 @@ def ranked_role(name: str) -> tuple[Role, int] | None:
     # Lightning's lr-AdamW/pg1, with any optimizer's name
     if plain.startswith("lr_") and _LR_SETTING_WORDS.isdisjoint(words):
         return "lr", _OTHER_RANK
-    return None
+    apart = _CAMEL_CASE.sub("_", name)
+    return ranked_role(apart) if apart != name else None
 
 
 def bare_losses(names: Iterable[str]) -> dict[Role, str]:

@@ -192,6 +192,22 @@ def of_lines(series: Sequence[MetricSeries], first_line: int, last_line: int) ->
     return parts
 
 
+def without_other_models(
+    series: Sequence[MetricSeries], first_step: tuple[int, int], last_step_line: int
+) -> list[MetricSeries]:
+    """Without values of models that other runs of the file made: those before the first step (its line and
+    iteration) that say a later iteration, and of several after the last step all but the first."""
+    parts = []
+    for one in series:
+        is_earlier = (one.line < first_step[0]) & (one.iteration >= first_step[1])
+        rows = ~is_earlier & ((one.line <= last_step_line) | (np.cumsum(one.line > last_step_line) == 1))
+        if rows.any():
+            parts.append(
+                MetricSeries(one.name, one.metric, one.iteration[rows], one.line[rows], one.value[rows])
+            )
+    return parts
+
+
 def courses(series: Sequence[MetricSeries]) -> list[MetricCourse]:
     """At most three, the most telling first: one of each kind, and of accuracies one of each split."""
     chosen: dict[tuple[str, bool], MetricSeries] = {}

@@ -27,6 +27,7 @@ from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.exit_status import UNIT_SECONDS, event_patterns, read_event
 from glassgpt.runs.log_numbers import MAX_CELL_CHARS, MAX_COUNT, parse_cell
 from glassgpt.runs.metric_columns import (
+    KIND_KEYS,
     VAL_WORDS,
     Role,
     are_losses,
@@ -37,6 +38,7 @@ from glassgpt.runs.metric_columns import (
     metric_of,
     normalise,
     role_of,
+    split_of_kind,
 )
 from glassgpt.runs.run_log import EventKind, RunLog
 from glassgpt.runs.split_runs import split_runs
@@ -66,14 +68,18 @@ _NO_STAGE_WORDS = VAL_WORDS | {
     "main", "final", "full", "all",
 }  # fmt: skip
 _MAX_NOTES = 5
+_MAX_KINDS = 1000
 _MIN_PARAMETERS = 1000  # fewer are in millions
 # Of rows without a step.
-_EVENT_KEYS = frozenset(("event", "status", "state", "type", "message", "msg"))
+_EVENT_KEYS = frozenset(
+    ("event", "status", "state", "type", "message", "msg", "error", "exception", "reason")
+)
 _EVENT_WORDS: dict[str, EventKind] = {
     **dict.fromkeys(("done", "end", "ended", "finish", "finished", "complete", "completed"), "finish"),
     **dict.fromkeys(("success", "succeeded"), "finish"),
     **dict.fromkeys(("interrupted", "stopped", "cancelled", "canceled", "preempted"), "interrupt"),
-    **dict.fromkeys(("failed", "crashed", "exception"), "traceback"),
+    **dict.fromkeys(("timeout", "timed_out"), "interrupt"),
+    **dict.fromkeys(("failed", "failure", "crash", "crashed", "exception", "error"), "traceback"),
 }
 _SAVE_WORDS = {"checkpoint", "save", "saved", "checkpoint_saved", "saved_checkpoint", "save_checkpoint"}
 # Of a row of totals, which is written when a run is over; and what it took, with the seconds of a unit.
@@ -115,11 +121,15 @@ class MetricTable:
         self._metrics: list[str] = []  # columns with metrics besides the loss
         self._eval_columns: list[str] = []  # that show an evaluation, whether or not it has a loss
         self._rewards: list[str] = []  # columns that make a row a step, where it has no loss
+        self._kind_column = ""  # what a row is about
+        self._kinds: dict[object, str | None] = {}  # by its text: the split; "": of training; None: no loss
         self._skip_column = ""  # whether an update was left out
         self._skipped: list[int] = []  # lines where it was
         self._progress_columns: list[str] = []
+        self._prediction_columns: list[str] = []
         self._text_columns: list[str] = []  # of what happened
         self._columns: dict[Role, str] = {}
+        self._step_columns: list[tuple[Role, str]] = []  # of these, what a step has besides loss and time
         self._units: dict[Role, str] = {}  # of times
         self._clock: ColumnClock | None = None  # that step times come from
         self._total_clock: ColumnClock | None = None  # since the start, whatever step times come from
@@ -176,7 +186,7 @@ class MetricTable:
         """There are no more rows. Whether any of them has a loss."""
         self._flush_sample()
         builder = self.builder
-        if not builder.has_steps and not builder.non_step_count:
+        if not builder.has_steps and not builder.has_evals and not builder.has_saves:
             return False
         if self._closing is not None:
             planned = builder.setup.values.get("planned_iterations")
@@ -279,6 +289,7 @@ class MetricTable:
         self._eval_columns = [name for name in counts if is_of_eval(name)]
         self._progress_columns = [name for name in counts if normalise(name) in _PROGRESS]
         self._text_columns = [name for name in counts if _is_event_key(name)]
+        self._prediction_columns = [name for name in counts if name in _PREDICTION_TIMES]
         if self._trainer is None:
             names = frozenset(counts)
             matching = (one for one in TRAINERS if any(columns <= names for columns in one.table_columns))
@@ -288,6 +299,7 @@ class MetricTable:
             if name in counts:
                 self._columns[role] = name  # type: ignore[index]
         rows = [row for row, _ in sample]
+        self._kind_column = self._columns.get("split") or self._choose_kind_column(rows)
         bare = bare_losses(counts)
         if all(
             are_losses([at for row in rows if (at := parse_cell(row.get(name))) is not None])
@@ -302,7 +314,7 @@ class MetricTable:
         )
         counter, loss = self._columns.get("iteration", epoch), self._columns.get("loss")
         numbered = [row for row in rows if counter in row]
-        losses = [row for row in numbered if loss in row]
+        losses = [row for row in numbered if loss in row and self._split_of(row) == ""]
         rewards = [
             name
             for name in self._metrics
@@ -355,8 +367,13 @@ class MetricTable:
             counts, key=lambda name: counts[name] == 1
         ):  # a single one is a setting, or a total
             self._note_left_out(name, [row[name] for row in rows if _is_filled(row.get(name))])
+        self._note_step_columns()
         for row, line in sample:
             self._read(row, line)
+
+    def _note_step_columns(self) -> None:
+        columns = self._columns
+        self._step_columns = [(role, columns[role]) for role in _COLUMN_ROLES if role in columns]
 
     def _note_left_out(self, name: str, values: Sequence[object]) -> None:
         key = normalise(name)
@@ -367,6 +384,30 @@ class MetricTable:
         is_setting = normalise(name.rpartition("/")[0]) in _SETTINGS
         if not is_read and not is_setting and all(parse_cell(value) is not None for value in values):
             self._left_out.append(name)
+
+    def _choose_kind_column(self, rows: Sequence[Row]) -> str:
+        """The one whose texts say of some rows that they are of held-out data, and of others that they are
+        not. Empty: there is none."""
+        for name in self._names:
+            if normalise(name.rpartition("/")[2]) in KIND_KEYS:
+                texts = {text for row in rows if isinstance(text := row.get(name), str)}
+                splits = {split_of_kind(text) for text in texts}
+                if "" in splits and splits - {"", None}:
+                    return name
+        return ""
+
+    def _split_of(self, row: Row) -> str | None:
+        """As `split_of_kind`, of what the row says that it is about."""
+        kind = row.get(self._kind_column)
+        if not isinstance(kind, str):
+            return ""
+        if kind not in self._kinds:
+            split = split_of_kind(kind)
+            if len(self._kinds) >= _MAX_KINDS:
+                return split
+            # The phase `final` is one of training.
+            self._kinds[kind] = (split or "") if self._kind_column == self._columns.get("split") else split
+        return self._kinds[kind]
 
     def _is_evaluated(self, row: Row) -> bool:
         return any(parse_cell(row.get(name)) is not None for name in self._eval_columns)
@@ -391,9 +432,12 @@ class MetricTable:
                 self._eval_columns.append(name)
             if _is_event_key(name):
                 self._text_columns.append(name)
+            if name in _PREDICTION_TIMES:
+                self._prediction_columns.append(name)
             role = role_of(name)
             if role in ("loss", "val_loss", "val_bpb", "eval_s", "run_s", *_COLUMN_ROLES):
                 self._columns.setdefault(role, name)
+                self._note_step_columns()
             self._note_left_out(name, [row[name]])
 
     def _described_columns(self) -> dict[str, str]:
@@ -421,11 +465,14 @@ class MetricTable:
             column = columns.get(role)
             return None if column is None else parse_cell(row.get(column))
 
-        for name in _PREDICTION_TIMES & row.keys() if self._run_s is None else ():
-            self._prediction_s += max(0.0, parse_cell(row[name]) or 0.0)
+        for name in self._prediction_columns if self._run_s is None else ():
+            self._prediction_s += max(0.0, parse_cell(row.get(name)) or 0.0)
         loss, val_loss, val_bpb = cell("loss"), cell("val_loss"), cell("val_bpb")
-        if "split" in columns and str(row.get(columns["split"])).lower() in VAL_WORDS:
-            loss, val_loss = None, loss
+        split = self._split_of(row) if self._kind_column else ""
+        if split:
+            loss, val_loss = None, loss if val_loss is None else val_loss
+        elif split is None:
+            loss = None
         if "iteration" in columns:
             iteration = parse_iteration(row.get(columns["iteration"]))
         else:
@@ -440,6 +487,8 @@ class MetricTable:
             trainer.document_reader(row, builder)  # it holds all rows again: it is of the whole run
             return
         if iteration is None:
+            if split and val_loss is not None and self._last_iteration is not None:
+                self._add_eval(self._last_iteration, val_loss, None, cell("eval_s"))
             return
         epoch = cell("epoch") if "iteration" in columns else None
         planned = self._planned(row)
@@ -455,9 +504,10 @@ class MetricTable:
             self._total_s = total_s
         if self._stamp_column:
             builder.stamps.add_seconds(line, parse_timestamp(row.get(self._stamp_column)))
-        rewards = (parse_cell(row.get(name)) for name in self._rewards)
-        reward = next((value for value in rewards if value is not None), None)
-        mark = reward if loss is None else loss
+        mark = loss
+        if loss is None and self._rewards:
+            rewards = (parse_cell(row.get(name)) for name in self._rewards)
+            mark = next((value for value in rewards if value is not None), None)
         goes_back = self._last_iteration is not None and iteration <= self._last_iteration
         if self._first_iteration is None:
             self._first_iteration = iteration
@@ -484,7 +534,7 @@ class MetricTable:
         if val_loss is not None or val_bpb is not None:
             # Before the step: an evaluation in the same row comes before the time in it.
             self._add_eval(iteration, val_loss, val_bpb, cell("eval_s"))
-        elif not {"val_loss", "val_bpb"} & columns.keys() and self._is_evaluated(row):
+        elif self._eval_columns and not {"val_loss", "val_bpb"} & columns.keys() and self._is_evaluated(row):
             self._add_eval(iteration, None, None, cell("eval_s"))
         elif mark is not None:
             self._last_val_loss = None
@@ -495,7 +545,7 @@ class MetricTable:
             and (loss is not None or val_loss is None)
             and self._is_new("loss", iteration, mark)
         ):
-            if str(row.get(self._skip_column)).lower() == "true":
+            if self._skip_column and str(row.get(self._skip_column)).lower() == "true":
                 self._skipped.append(line)
             self._interval = max(iteration - (self._last_iteration or 0), 1)
             if "split" in columns:
@@ -509,13 +559,19 @@ class MetricTable:
         if (run_s := cell("run_s")) is not None and 0 <= run_s < math.inf:
             self._run_s, builder.iterations_done = run_s, iteration
             builder.add_event("finish", f"the whole run took {run_s:.1f} s")
-        metrics = {name: parse_cell(row.get(name)) for name in self._metrics}
+        if not self._metrics:
+            return
+        metrics = {
+            f"{split}/{name}" if split and not is_of_eval(name) else name: parse_cell(row.get(name))
+            for name in self._metrics
+        }
         builder.add_metrics({name: value for name, value in metrics.items() if value is not None}, iteration)
 
     def _planned(self, row: Row) -> float | None:
         """How many iterations, or epochs where these are counted, as the row says."""
         columns, count = self._columns, row.get(self._columns.get("iteration", ""))
-        if (planned := parse_cell(row.get(columns.get("planned_iterations", "")))) is not None:
+        column = columns.get("planned_iterations")
+        if column is not None and (planned := parse_cell(row.get(column))) is not None:
             return planned
         if self._counts_epochs:
             return parse_cell(next((row[name] for name in row if normalise(name) in _PLANNED_EPOCHS), None))
@@ -637,9 +693,7 @@ class MetricTable:
 
     def _add_step(self, iteration: int, loss: float | None, seconds: float | None, row: Row) -> None:
         columns = self._columns
-        values = {
-            role: _known(parse_cell(row.get(columns[role]))) for role in _COLUMN_ROLES if role in columns
-        }
+        values = {role: _known(parse_cell(row.get(column))) for role, column in self._step_columns}
         if "grad_norm" in values and row.get(columns["grad_norm"]) not in (None, "", "null"):
             norm = values["grad_norm"]
             values["grad_norm"] = math.inf if math.isnan(norm) else norm  # as parse_norm: it is printed
@@ -653,12 +707,17 @@ class MetricTable:
         self._first_of_process = self._first_of_process if self._process_steps else iteration
         self._process_steps += 1
         self._last_iteration = iteration
-        self._totals |= {name: _known(parse_cell(row.get(name))) for name in self._totals}
+        for name in self._totals:
+            self._totals[name] = _known(parse_cell(row.get(name)))
         self._run_s = self.builder.iterations_done = None
-        said = {name: text for name in self._text_columns if isinstance(text := row.get(name), str) and text}
-        self._texts = said, self._texts[0]
-        shown = ((normalise(name), parse_cell(row[name])) for name in self._progress_columns if name in row)
-        self._progress = next(((name, value) for name, value in shown if value is not None), None)
+        if self._text_columns:
+            said = {one: text for one in self._text_columns if isinstance(text := row.get(one), str) and text}
+            self._texts = said, self._texts[0]
+        if self._progress_columns:
+            shown = (
+                (normalise(name), parse_cell(row[name])) for name in self._progress_columns if name in row
+            )
+            self._progress = next(((name, value) for name, value in shown if value is not None), None)
         if math.isfinite(lr := values.get("lr", math.nan)):
             self._lr = (max(lr, self._lr[0] if self._lr else lr), lr)
         tokens = parse_cell(row.get(columns["tokens"])) if "tokens" in columns else None

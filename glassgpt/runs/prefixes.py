@@ -8,7 +8,6 @@ Mar 01 10:22:33 iter 10: …  Mar 01 10:22:33 box python[47]: iter 10: …   [  
 from __future__ import annotations
 
 import re
-from datetime import datetime, timedelta
 
 # torchrun writes `[default0]:`, and as its template says, `[trainer0|0]:` or `[worker1:9]:`
 _RANK = re.compile(r"\[(?:(?:rank|default)|[a-z]\w{0,30}\d[|:])(\d{1,5})\](?::\s*|\s+)")
@@ -25,7 +24,6 @@ _TIME = re.compile(
 )
 # The usual ones of these, for a search over many lines: no newline matches.
 PLAIN_TIME = _CLOCK + r"(?: - INFO -)? "
-_DATED_CLOCK = re.compile(r"(\d{4}[-/]\d{2}[-/]\d{2})[T ](\d{2}:\d{2}:\d{2})[.,](\d{1,9})")
 # As a field of the line: `step: 9 | time: 2025-08-20 13:50:50.485907 | loss: 6.47`.
 _DATE_FIELD = re.compile(
     rf"\b(?:time|timestamp|datetime|date)[\"']?\s?[:=]\s?[\"']?({_DAY}[T ]"
@@ -93,16 +91,3 @@ def strip_prefixes(text: str) -> tuple[str, int | None, str]:
             clock = match[0]
         text = text[match.end() :]
     return text.lstrip(), rank, clock or (field[1] if field else "")
-
-
-def clock_us(clock: str) -> int | None:
-    """Microseconds since some day, of a time that `strip_prefixes` has stripped. None without a date or
-    fractions of a second: the difference of two would be too uncertain for the time of a step."""
-    match = _DATED_CLOCK.search(clock)
-    if match is None:
-        return None
-    try:
-        printed = datetime.fromisoformat(f"{match[1].replace('/', '-')} {match[2]}")
-    except ValueError:
-        return None  # 2024-13-45
-    return (printed - datetime.min) // timedelta(microseconds=1) + int(f"{match[3]:0<6}"[:6])

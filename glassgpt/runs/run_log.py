@@ -31,6 +31,7 @@ from glassgpt.runs.metric_series import (
     is_preference,
     of_lines,
     repeats_loss,
+    without_other_models,
 )
 from glassgpt.runs.trainer import Trainer
 
@@ -279,9 +280,13 @@ class RunLog:
         evals = [(one.iteration, one.val_loss) for one in self.evals]
         known = sorted((at, loss) for at, loss in evals if at is not None and loss is not None)
         pairs = np.array(known, dtype=float).reshape(-1, 2)
+        series = of_lines(self.metrics, self.first_line, self.last_line)
+        if self.runs_in_file > 1 and len(self.steps) and self.last_step_line and not self.columns:
+            first_step = int(self.steps.line[0]), int(self.steps.iteration[0])
+            series = without_other_models(series, first_step, self.last_step_line)
         return [
             one
-            for one in of_lines(self.metrics, self.first_line, self.last_line)
+            for one in series
             if not repeats_loss(one, self.steps.iteration[with_loss], self.steps.loss[with_loss])
             and not repeats_loss(one, pairs[:, 0].astype(np.int64), pairs[:, 1])
         ]
@@ -517,7 +522,13 @@ class RunLog:
         steps = self.steps
         if not self.has_iteration_numbers or len(steps) < 2:
             return None
-        distances, counts = np.unique(self._distances, return_counts=True)
+        between = self._distances
+        if steps.iteration[0] == 1 and len(between) and between[0] > 1:
+            # The very first one may have a line beside every 200th: 1, 200, 400.
+            if len(between) == 1:
+                return None
+            between = between[1:] if between[0] + 1 == between[1] else between
+        distances, counts = np.unique(between, return_counts=True)
         return int(distances[np.argmax(counts)]) if len(distances) else None
 
     @property

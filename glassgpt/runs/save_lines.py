@@ -18,7 +18,8 @@ _WEIGHTS = r"pth?|ckpt|safetensors|h5|keras|npz|pkl|bin"
 _SAVED = re.compile(
     r"\b(?:saved|saving|wrote|writing) (?:\w{1,20} ){0,2}(?:checkpoint|model|weights|ckpt)s?\b"
     r"(?! card| config)"
-    r"|\b(?:checkpoint|model|module|weights|new best)s?\W{1,4}(?:was |is )?"
+    r"|\b(?:checkpoint|model|module|weights|new best)s?\W{1,4}"
+    r"(?:(?:epoch|step|iter(?:ation)?) \d{1,12} )?(?:was |is )?"
     r"(?:saved|sauvegardée?s?|gespeichert|guardado|salvo)\b"
     r"|(?<!to )\bsave (?:\w{1,20} ){0,2}(?:checkpoint|model|weight)s? (?:for|at|after) (?:epoch|step|iter)"
     r"|(?<!to )\bsave (?:\w{1,20} ){0,2}(?:checkpoint|model|weight)s? (?:to|in|into|as) \S*/"
@@ -26,11 +27,12 @@ _SAVED = re.compile(
     # A file of weights, in any words, or a folder of them.
     r"|(?<![\w.])(?:sav(?:ed|ing|e)|wrote|writing|sauvegard\w{1,4}|gespeichert|guardad[ao]|guardando"
     rf"|salv(?:o|ando|ato))\b.{{0,200}}\.(?:{_WEIGHTS})\b|(?:保存|저장).{{0,200}}\.(?:pth?|ckpt|safetensors)\b"
-    rf"|\bnew best\b.{{0,120}}(?:→|->|=>)\s{{0,4}}\S{{1,200}}\.(?:{_WEIGHTS})\b"
+    rf"|\b(?:new best|done|finished|completed?)\b.{{0,120}}(?:→|->|=>)\s{{0,4}}\S{{1,200}}\.(?:{_WEIGHTS})\b"
     r"|\bsaved (?:to|in|into|at) (?:\S{0,200}/)?(?:models?|checkpoints?|ckpts?|weights)(?![\w.])"
 )
 _SAVE_WORDS = (
-    "sav", "writ", "wrote", "checkpoint", "auvegard", "speicher", "guard", "salv", "new best", "保存", "저장",
+    "->", "→", "sav", "writ", "wrote", "checkpoint", "auvegard", "speicher", "guard", "salv", "new best",
+    "保存", "저장",
 )  # fmt: skip
 # No weights, wherever they are saved: `training data saved to data.npz`.
 _OTHER_THINGS = re.compile(

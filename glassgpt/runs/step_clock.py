@@ -24,12 +24,13 @@ _MIN_GROWING_LINES, _MIN_GROWTH = 8, 3.0  # no series of step times grows so
 _MIN_GROWING_FROM_0 = 3  # and none begins at nothing: the first one is the slowest
 _MIN_SPAN = 20  # units of the clock in a time: its error is at most 1 in 20
 _MIN_SPANS, _MIN_PAUSE_STDS = 3, 3.0  # to tell how much longer the spans with an evaluation are
+_MAX_PAUSES = 10_000  # spans with an evaluation, and evaluations in one: of more, no duration is known
 _MAX_PAUSE_RATIO = 2.5  # of the typical pause: a longer one has a stall in it
 _MAX_BACK_S = 60.0  # lines of several processes are not in the order of their stamps
 _MAX_SILENCE_S = 6 * 3600.0
 _MAX_UNSTAMPED_SHARE = 0.02  # of the steps, before the first or after the last stamp
 _MAX_STAMPS = 100_000  # kept of one file
-_STAMP = re.compile(r"(\d{4})[-/](\d{2})[-/](\d{2})[T ](\d{2}:\d{2}:\d{2}(?:[.,]\d{1,6})?)")
+_STAMP = re.compile(r"(\d{4})[-/](\d{2})[-/](\d{2})[T ](\d{2}:\d{2}:\d{2})(?:[.,](\d{1,9}))?")
 _TIME_ALONE = re.compile(r"\[?(\d{2}):([0-5]\d):([0-5]\d(?:[.,]\d{1,6})?)(?![\d:])")  # of the day, or so far
 _DAY_S = 86400.0
 # START TIME: Tue Mar 31 14:09:57 CEST 2026, as `date` prints it
@@ -73,6 +74,21 @@ def parse_timestamp(value: object) -> float | None:
     return seconds
 
 
+def clock_us(clock: str) -> int | None:
+    """Microseconds since 1970, of a time that `strip_prefixes` has stripped. None without a date or fractions
+    of a second: the difference of two would be too uncertain for the time of a step."""
+    match = _STAMP.search(clock)
+    return _stamp_us(match) if match is not None and match[5] else None
+
+
+def _stamp_us(match: re.Match[str]) -> int | None:
+    try:
+        whole = datetime.fromisoformat(f"{match[1]}-{match[2]}-{match[3]}T{match[4]}")
+    except ValueError:
+        return None  # 2024-13-45
+    return int(whole.replace(tzinfo=UTC).timestamp()) * 1_000_000 + int(f"{match[5] or '':0<6}"[:6])
+
+
 class LineStamps:
     """When lines were printed, by the dates and times before them; of very many lines, every few."""
 
@@ -85,7 +101,8 @@ class LineStamps:
     def add(self, line: int, clock: str, text: str = "") -> None:
         """`clock`: as printed before the line. `text`: of a line without one."""
         if match := _STAMP.search(clock):
-            seconds = parse_clock(f"{match[1]}-{match[2]}-{match[3]}T{match[4]}")
+            stamp_us = _stamp_us(match)
+            seconds = None if stamp_us is None else stamp_us / 1e6
         elif match := _DATE_COMMAND.match(text):
             month = _MONTHS.find(match[1]) // 3 + 1
             seconds = parse_clock(f"{match[4]}-{month:02}-{int(match[2]):02}T{match[3]}")
@@ -167,7 +184,7 @@ class StepClock:
         return cls(max(1e-6, (unit or 1.0) * 10.0 ** -min(digits, 6)))
 
     def add_eval(self, seconds: float | None, line: int = 0) -> None:
-        if seconds is None:
+        if seconds is None and len(self._eval_lines) < _MAX_PAUSES:
             self._eval_lines.append(line)
         known = seconds is not None and 0 <= seconds < math.inf
         self._eval_s = self._eval_s + (seconds or 0.0) if known and self._eval_s is not None else None
@@ -175,7 +192,10 @@ class StepClock:
     def step_ms(self, iteration: int, seconds: float) -> float:
         start, self.last_s = self._start, seconds
         if start is None or iteration <= start[0] or seconds < start[1] or self._eval_s is None:
-            if start is not None and iteration > start[0] and seconds >= start[1] and self._eval_lines:
+            is_paused = (
+                start is not None and iteration > start[0] and seconds >= start[1] and self._eval_lines
+            )
+            if start is not None and is_paused and len(self._paused) < _MAX_PAUSES:
                 self._paused.append((self._eval_lines, iteration - start[0], seconds - start[1]))
             self._start, self._eval_s, self._eval_lines = (iteration, seconds), 0.0, []
             return math.nan
@@ -190,7 +210,7 @@ class StepClock:
         so much longer than the others, whose steps took these times. One after the last span took as long as
         is usual. Empty where that is not clear."""
         steady = np.asarray(step_ms)[np.isfinite(step_ms)]
-        if min(len(steady), len(self._paused)) < _MIN_SPANS:
+        if not _MIN_SPANS <= len(self._paused) < _MAX_PAUSES or len(steady) < _MIN_SPANS:
             return {}
         usual, std = float(np.median(steady)), robust_std(steady)
         pauses = [1000 * seconds - count * usual for _, count, seconds in self._paused]

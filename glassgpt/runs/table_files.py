@@ -52,6 +52,7 @@ _SEEDS = {"seed", "random_seed", "config_seed"}
 _COUNTS = ("iteration", "epoch")
 _TENSORBOARD_HEADER = ["wall time", "step", "value"]
 _METRIC_COLUMNS = {"metric", "metric_name", "name", "tag", "key"}  # of a table with a row for each value
+_ENVELOPES = {"data", "payload", "values", "record"}  # of a row's values
 _COPY_NUMBER = re.compile(r"\s*\(\d{1,4}\)$")  # of a file that was downloaded twice
 _DOCUMENT = re.compile(r'\s*(?:\{\s*(?:["}]|$)|\[\s*(?:[{\]]|$))')
 _SPACE = re.compile(r"\s*")
@@ -355,11 +356,14 @@ def _decode(text: str) -> object:
 
 
 def _flat(row: Mapping[str, object], prefix: str = "", depth: int = 0) -> dict[str, object]:
-    """`{"train": {"loss": 3.2}}` as `{"train/loss": 3.2}`."""
+    """`{"train": {"loss": 3.2}}` as `{"train/loss": 3.2}`, and `{"event": "train", "data": {"loss": 3.2}}`
+    without the envelope."""
     flat: dict[str, object] = {}
     for name, value in itertools.islice(row.items(), _MAX_KEYS):
         if isinstance(value, dict):
-            if depth < _MAX_DEPTH:
+            if depth == 0 and name in _ENVELOPES:
+                flat = _flat(value, depth=1) | flat
+            elif depth < _MAX_DEPTH:
                 flat |= _flat(value, f"{prefix}{name}/", depth + 1)
         else:
             flat[prefix + name] = value

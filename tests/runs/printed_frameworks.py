@@ -206,6 +206,29 @@ def olmo(course: SyntheticRun, core: bool = False) -> ExpectedLog:
     return ExpectedLog(tuple(parts), "olmo", times_are_means=True, tokens=65536)
 
 
+def composer(course: SyntheticRun) -> ExpectedLog:
+    parts = _("n_params: 124439808")
+    for at in range(1, course.updates + 1):
+        loss, rate = f"{course.loss(at):.4f}", f"{1000 / course.ms(at):.4f}"
+        step = ExpectedStep(at, float(loss), 1000 / float(rate))
+        parts.append(ExpectedLine(f"[batch={at}/{course.updates}]:", step, is_unfinished=True))
+        parts += _unfinished(
+            f"\t Train time/batch: {at - 1}", f"\t Train time/token: {(at - 1) * 65536}",
+            f"\t Train loss/train/total: {loss}", "\t Train metrics/train/LanguagePerplexity: 76631.5000",
+            "\t Train l2_norm/grad/global: 1.2500", f"\t Train throughput/batches_per_sec: {rate}",
+        )  # fmt: skip
+        parts += _("\t Train lr-DecoupledAdamW/group0: 0.0006")
+        if course.evaluates(at):
+            val = f"{course.val(at):.4f}"
+            parts += _("[Eval batch=1/40] Eval on eval data", "[Eval batch=40/40] Eval on eval data:")
+            name = "\t Eval metrics/eval/LanguageCrossEntropy"
+            parts.append(ExpectedLine(f"{name}: {val}", eval=(at, None, float(val)), is_unfinished=True))
+            parts += _("\t Eval metrics/eval/LanguagePerplexity: 9.9000")
+            parts += _("[Eval batch=2/2] Eval on lambada/0-shot data:")
+            parts += _("\t Eval metrics/lambada/0-shot/InContextLearningLMAccuracy: 0.2500")
+    return ExpectedLog(tuple(parts), "composer", times_are_means=True, tokens=65536, parameters=124_439_808)
+
+
 def keras(course: SyntheticRun, style: str = "3", per_epoch: int = 4) -> ExpectedLog:
     """`style`: of the third or second version, or one line per epoch. An epoch is evaluated at its end."""
     epochs = course.updates // per_epoch

@@ -15,7 +15,7 @@ from printed import (
     llmc_python,
     nanogpt,
 )
-from printed_frameworks import autoresearch, keras, lightning, megatron, mlx_lm, olmo, torchtitan
+from printed_frameworks import autoresearch, composer, keras, lightning, megatron, mlx_lm, olmo, torchtitan
 
 
 def _(*texts: str) -> list[ExpectedLine]:
@@ -338,6 +338,7 @@ def every_trainer(course: SyntheticRun) -> dict[str, ExpectedLog]:
         "mlx-lm": mlx_lm(course),
         "mlx-lm's table": mlx_lm(course, table=True),
         "olmo": olmo(course),
+        "composer": composer(course),
         "olmo-core": olmo(course, core=True),
         "keras": keras(course),
         "keras 2": keras(course, "2"),

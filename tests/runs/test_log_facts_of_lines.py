@@ -102,6 +102,8 @@ def test_a_metric_after_a_summary_is_of_no_step() -> None:
         "Modell gespeichert: out/modell.safetensors",
         "模型已保存到 out/model.pth",
         "Model saved to out",
+        "[Checkpoint] epoch 18 saved (latest + best)",
+        "SFT done in 11.7 min -> sft.pt",
     ],
 )
 def test_a_save_in_other_words(line: str) -> None:

@@ -190,3 +190,16 @@ def test_an_overflow_that_the_text_before_a_quotation_speaks_of_is_none() -> Non
     line = "| epoch 027 | loss 6.343 | ppl 81.2 | num_updates 10198 | wall 23080\n"
     text = f"Training fails after {scale.format(5)}```\n{line}{scale.format(25)}{scale.format(125)}```\n"
     assert parse_log(text).event_counts == {"scaler-overflow": 2}
+
+
+def test_the_mean_of_an_epoch_at_the_begin_of_an_excerpt_is_no_step() -> None:
+    train = "| epoch 002 | loss 9.803 | nll_loss 8.89 | wps 31194.9 | num_updates 695 | wall 9786\n"
+    inner = (
+        "| epoch 003: {at} / 356 loss={loss}, nll_loss=8.44, wpb=40000, wps=20000, "
+        "num_updates={at}, wall={at}\n"
+    )
+    run_log = parse_log(train + "".join(inner.format(at=at, loss=9.44) for at in range(700, 1100, 100)))
+    assert run_log.steps.iteration.tolist() == [700, 800, 900, 1000]
+    assert run_log.steps.loss.tolist() == [9.44] * 4
+    alone = parse_log(inner.format(at=700, loss=9.44))
+    assert alone.steps.ms.tolist() == [2000.0]  # 40,000 words at 20,000 a second

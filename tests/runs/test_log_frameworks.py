@@ -19,6 +19,7 @@ from glassgpt.runs.analysis import Analysis
 COURSE = SyntheticRun(updates=40)
 FRAMEWORKS = {
     "torchtitan", "megatron", "mlx-lm", "olmo", "keras", "lightning", "autoresearch",
+    "composer",
 }  # fmt: skip
 
 
@@ -427,6 +428,36 @@ def test_olmos_checkpoints_and_schedule() -> None:
     assert run_log.setup.settings["warmup_iters"] == 250
     assert run_log.setup.settings["max_iters"] == 400
     assert run_log.setup.parameters == 1_279_787_008
+
+
+def test_composer_in_epochs() -> None:
+    """The batch of its first line is that of the epoch. Of two validation sets, the first one counts."""
+    text = ""
+    for at in range(10, 101, 10):
+        text += (
+            f"[epoch={(at - 1) // 50 + 1}][batch={(at - 1) % 50 + 1}/50]:\n\t Train time/batch: {at - 1}\n"
+        )
+        text += f"\t Train metrics/train/LanguageCrossEntropy: {5 - at / 50:.4f}\n"
+        if at == 50:
+            for name, loss in (("c4", 4.25), ("code", 3.5)):
+                text += f"[Eval batch=8/8] Eval on {name} data:\n"
+                text += f"\t Eval metrics/{name}/LanguageCrossEntropy: {loss}\n"
+                text += f"\t Eval metrics/{name}/LanguageAccuracy: 0.5\n"
+    run_log = parse_log(text)
+    assert run_log.trainer.id == "composer"
+    assert run_log.steps.iteration.tolist() == list(range(10, 101, 10))
+    assert [(one.iteration, one.val_loss) for one in run_log.evals] == [(50, 4.25)]
+    assert [one.name for one in run_log.metrics] == ["c4/LanguageAccuracy", "code/LanguageAccuracy"]
+    assert run_log.setup.planned_iterations is None
+
+
+def test_a_single_block_of_composer() -> None:
+    text = "[batch=366/48000]:\n\t Train time/batch: 365\n\t Train time/token: 382730240\n"
+    run_log = parse_log(
+        text + "\t Train loss/train/total: 10.3750\n\t Train metrics/train/Perplexity: 32048.3\n"
+    )
+    assert (run_log.steps.iteration.tolist(), run_log.steps.loss.tolist()) == ([366], [10.375])
+    assert (run_log.setup.planned_iterations, run_log.setup.tokens_per_iteration) == (48_000, 1_048_576)
 
 
 def test_lightnings_rate_is_a_mean_whose_clock_gives_the_time_of_a_step() -> None:

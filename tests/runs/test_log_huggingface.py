@@ -13,7 +13,7 @@ from printed_more import trainer
 from glassgpt.explain.explanation import explain
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.exit_status import infer_exit_status
-from glassgpt.runs.trainers.huggingface import steps_of_epochs
+from glassgpt.runs.trainers.huggingface import interval_of_saves, steps_of_epochs
 from glassgpt.runs.trajectory import last_iteration_done, mean_iteration_time
 
 COURSE = SyntheticRun(updates=40, eval_every=10)
@@ -515,3 +515,66 @@ def test_a_table_that_is_shown_again_is_of_one_run() -> None:
         assert run_log.steps.iteration.tolist() == [10, 20, 30, 40, 50, 60]
         assert [note.key for note in run_log.notes] == ["hf-trainer.shown_again"]
     assert [len(one.steps) for one in parse_logs(shown_table(60) + shown_table(60, 0.1))] == [6, 6]
+
+
+DEEPSPEED = (
+    "[2025-03-01 {hour}:00:00,100] [INFO] [runner.py:568:main] cmd = python -u -m deepspeed.launcher.launch\n"
+    "[2025-03-01 {hour}:00:01,100] [INFO] [launch.py:145:main] WORLD INFO DICT: {{'localhost': [0]}}\n"
+)
+TORCHRUN = (
+    "W0301 {hour}:00:00.1 47 torch/distributed/run.py:757] Setting OMP_NUM_THREADS environment variable "
+    "for each process to be 1 in default, to avoid your system being overloaded\n"
+)
+
+
+def launch(banner: str, hour: int, lines: int, save_at: int = 0, settings: str = "") -> str:
+    text = banner.format(hour=hour) + settings
+    for number in range(1, lines + 1):
+        text += f"{{'loss': {9 - number / 10:.4f}, 'learning_rate': {number / 1e6}, 'epoch': 0.0}}\n"
+        text += f"Saving model checkpoint to out/checkpoint-{save_at}\n" * (5 * number == save_at)
+    return text
+
+
+@pytest.mark.parametrize("banner", [DEEPSPEED, TORCHRUN, "***** Running training *****\n"])
+def test_launches_whose_epochs_are_rounded_to_zero(banner: str) -> None:
+    text = launch(banner, 10, 20) + launch(banner, 12, 30) + launch(banner, 14, 3)
+    runs = parse_logs(text)
+    assert [len(one.steps) for one in runs] == [20, 30, 3]
+    assert [one.has_iteration_numbers for one in runs] == [False] * 3
+    resumed = launch(banner, 10, 20) + launch(
+        f"{banner}Attempting to resume from out/checkpoint-100\n", 12, 30
+    )
+    (run_log,) = parse_logs(resumed)
+    assert [one.resumed for one in run_log.segments] == [False, True]
+
+
+def test_saves_and_settings_number_dicts() -> None:
+    settings = "logging_first_step=False,\nlogging_steps=5,\n"
+    text = launch(DEEPSPEED, 10, 24, 100, settings) + launch(DEEPSPEED, 12, 3, 0, settings)
+    first, second = parse_logs(text)
+    assert first.steps.iteration.tolist() == list(range(5, 121, 5))
+    assert (second.steps.iteration.tolist(), first.checkpoints[0].iteration) == ([5, 10, 15], 100)
+    # Not where both differ, or the first step has a dict, too.
+    for other in (settings.replace("=5", "=7"), settings.replace("False", "True")):
+        run_log = parse_logs(launch(DEEPSPEED, 10, 24, 100, other))[0]
+        assert not run_log.has_iteration_numbers
+
+
+@pytest.mark.parametrize(
+    ("saves", "setting", "interval"),
+    [
+        ([(100, 20)], None, 5),
+        ([(100, 20), (1000, 200)], None, 5),
+        ([(50, 7), (100, 14)], None, 7),
+        ([(100, 20), (200, 35)], None, None),
+        ([(100, 3)], None, None),
+        ([(100, 3)], 30, 30),
+        ([(100, 3)], 50, None),
+        ([(2, 0)], 5, 5),
+        ([], 10, 10),
+        ([], None, None),
+        ([], 0.5, None),
+    ],
+)
+def test_interval_of_saves(saves: list[tuple[int, int]], setting: object, interval: int | None) -> None:
+    assert interval_of_saves(saves, setting) == interval

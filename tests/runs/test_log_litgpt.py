@@ -99,3 +99,20 @@ def test_evaluations_that_took_longer_than_anybody_waits(ms: str) -> None:
     body = "\n".join(text for text in expected.lines if text.startswith("Epoch"))
     (done,) = parse_log(f"{body}\niter 16: val loss 3.1234, val time: {ms} ms\n").evals
     assert done.ms is None
+
+
+@pytest.mark.parametrize(
+    ("path", "ended"),
+    [
+        ("lora/iter-000031-ckpt.pth", "cut"),
+        ("lora/step-000100/lit_model.pth.lora", "cut"),
+        ("lora/final/lit_model.pth.lora", "finished"),
+        ("lora/lit_model_lora_finetuned.pth", "finished"),
+    ],
+)
+def test_where_weights_are_saved_says_whether_it_is_the_end(path: str, ended: str) -> None:
+    text = "".join(f"iter {at} step {at}: loss 2.{90 - at}, iter time: 820.31ms\n" for at in range(1, 32))
+    facts = parse_facts(f"{text}Saving LoRA weights to 'out/{path}'\n")
+    assert (facts.ended, facts.checkpoint_steps) == (ended, [31])
+    facts = parse_facts(f"{text}Saving checkpoint to 'out/{path}'\n")
+    assert (facts.ended, facts.checkpoint_steps) == (ended, [31])

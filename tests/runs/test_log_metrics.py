@@ -293,3 +293,13 @@ def test_values_of_several_datasets_are_several_series() -> None:
         "Dataset 00 ACC": (0.01, 0.19, 19), "Dataset 01 ACC": (0.51, 0.69, 19), "Mean ACC": (0.26, 0.44, 19),
     }  # fmt: skip
     assert [one.name for one in run_log.metric_courses] == ["Mean ACC"]
+
+
+def test_values_of_models_of_other_runs_are_not_of_this_one() -> None:
+    """Printed after the run before, and with others in a table at the end."""
+    runs = ""
+    for accuracy in (66, 63):
+        rows = "".join(f"{at}\t{3 - at / accuracy:.4f}\n" for at in (10, 20, 30))
+        runs += f"[30/30 03:21, Epoch 1/1]\nStep\tTraining Loss\n{rows}\n  Accuracy: {accuracy}%\n"
+    for one, share in zip(parse_logs(f"{runs}  - Accuracy: 67%\n"), (0.66, 0.63), strict=True):
+        assert [metric.value.tolist() for metric in one.own_metrics] == [[share]]

@@ -8,6 +8,8 @@ from log_checks import parse_facts, parse_log, parse_logs
 from glassgpt.errors import UserError
 from glassgpt.explain.explanation import Explanation, explain_runs
 from glassgpt.i18n import translate
+from glassgpt.runs.builder import RunBuilder
+from glassgpt.runs.trainers import BY_ID
 
 BEGIN = (
     "tokens per iteration will be: 16,384\nInitializing a new model from scratch\n"
@@ -216,3 +218,11 @@ def test_a_command_that_nohup_started_again() -> None:
     first, again = "nohup: ignoring input\n" + ERROR, "nohup: ignoring input\n" + STEPS
     runs = explain_text(first + again).runs
     assert [(one.log.first_line, one.facts.ended) for one in runs] == [(1, "crashed"), (4, "cut")]
+
+
+def test_a_failure_that_the_text_before_a_quotation_speaks_of_is_no_launch() -> None:
+    builder = RunBuilder(BY_ID["nanogpt"])
+    builder.add_event("oom", "CUDA out of memory")
+    assert len(builder.failed_launches) == 1
+    builder.forget_events()
+    assert builder.failed_launches == []

@@ -95,3 +95,29 @@ def test_names_with_the_split_at_their_end() -> None:
     kinds = [(metric.kind, metric.is_eval) for name in names if (metric := metric_of(name))]
     assert kinds == [("accuracy", True), ("accuracy", False), ("score", True)]
     assert [role_of(name) for name in names] == [None, None, None, "lr", None]
+
+
+def test_names_in_camel_case() -> None:
+    roles = {"evalLoss": "val_loss", "trainLoss": "loss", "learningRate": "lr", "globalStep": "iteration"}
+    assert {name: role_of(name) for name in roles} == roles
+    assert [role_of(name) for name in ("bestLoss", "TFLOPs", "lossScale")] == [None] * 3
+    metric = metric_of("lambada/0-shot/InContextLearningLMAccuracy")
+    assert metric is not None
+    assert (metric.kind, metric.higher_is_better) == ("accuracy", True)
+
+
+def test_directions_of_metrics_by_their_names() -> None:
+    higher = (
+        "val_pass@10",
+        "eval/recall@5",
+        "top5",
+        "val chrF",
+        "rougeLsum",
+        "eval_exact_match",
+        "val_ndcg@10",
+    )
+    lower = ("val_wer", "eval/perplexity", "val_eer")
+    known = {name: metric.higher_is_better for name in (*higher, *lower) if (metric := metric_of(name))}
+    assert known == dict.fromkeys(higher, True) | dict.fromkeys(lower, False)
+    others = ("eval/colour", "step_5", "precision", "batch_10", "top_k", "top_200")
+    assert [metric_of(name) for name in others] == [None] * len(others)

@@ -96,3 +96,13 @@ def test_a_log_that_says_it_is_over_is_not_growing() -> None:
 def test_a_plan_that_is_not_known() -> None:
     now = progress(make_run_log(make_steps(range(0, 200, 10), loss=[2.0] * 20), live=True))
     assert (now.planned, now.eta_s, now.share, now.done) == (None, None, None, 190)
+
+
+@pytest.mark.parametrize(
+    ("iterations", "interval"),
+    [([1, 200, 400], 200), ([1, 20], None), ([1, 20, 39], 19), ([1, 2], 1), ([10, 20], 10), ([0, 5, 10], 5)],
+)
+def test_a_line_of_the_very_first_iteration_is_beside_the_interval(
+    iterations: list[int], interval: int | None
+) -> None:
+    assert make_run_log(make_steps(iterations, loss=[3.0] * len(iterations))).log_interval() == interval

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 
 import pytest
@@ -220,3 +221,69 @@ def test_what_evaluations_took_by_the_clock() -> None:
     for unclear in (timed_rows(0.0), timed_rows(5.0, jitter_s=8.0)):
         (run_log,) = read(unclear)
         assert {one.ms for one in run_log.evals} == {None}
+
+
+# --- rows of several kinds ---
+
+
+def events(kind: str = "event", train: str = "train", evaluation: str = "eval") -> list[dict[str, object]]:
+    """An evaluation and a checkpoint every 50 steps, with the loss under the name of the training loss."""
+    rows: list[dict[str, object]] = [{kind: "config", "args": {"max_steps": 200}}]
+    for row in losses(20):
+        rows.append({kind: train, **row, "accuracy": 0.5})
+        if int(str(row["step"])) % 50 == 0:
+            rows.append({kind: evaluation, **row, "loss": float(str(row["loss"])) + 0.5, "accuracy": 0.25})
+            rows.append({kind: "checkpoint", "step": row["step"], "loss": 9.0, "path": "model.pt"})
+    return [*rows, {kind: "summary", "step": 300, "loss": 0.1}]
+
+
+@pytest.mark.parametrize(
+    ("kind", "train", "evaluation"),
+    [
+        ("event", "train", "eval"), ("type", "train_step", "validation"),
+        ("kind", "metrics", "val_epoch_end"), ("name", "train", "test"), ("split", "train", "dev"),
+    ],
+)  # fmt: skip
+def test_the_kind_of_a_row_says_whose_loss_it_has(kind: str, train: str, evaluation: str) -> None:
+    rows = events(kind, train, evaluation)
+    (run_log,) = read(rows[:-1] if kind == "split" else rows)
+    assert run_log.steps.iteration.tolist() == list(range(10, 201, 10))
+    assert [one.iteration for one in run_log.evals] == [50, 100, 150, 200]
+    assert [one.val_loss for one in run_log.evals] == pytest.approx([5.25, 5.0, 4.75, 4.5])
+    names = {one.name: set(one.value.tolist()) for one in run_log.metrics}
+    assert sorted(map(len, names.values())) == [1, 1]
+    assert names["accuracy"] == {0.5}
+
+
+def test_rows_of_one_kind_have_training_losses() -> None:
+    """Where all are of the same kind, or the words are of something else."""
+    for kind in ("eval", "iteration_complete", "epoch_end"):
+        (run_log,) = read([{"event": kind, **row} for row in losses(20)])
+        assert (len(run_log.steps), len(run_log.evals)) == (20, 0)
+
+
+@pytest.mark.parametrize(
+    ("last", "expected"),
+    [
+        ({"event": "train_error", "error": "RuntimeError: shapes differ"}, "crashed"),
+        ({"event": "error", "error": "CUDA out of memory. Tried to allocate 2.00 GiB"}, "oom"),
+        ({"type": "training_timeout", "status": "timeout"}, "interrupted"),
+        ({"event": "run_end", "status": "completed"}, "finished"),
+        ({"event": "heartbeat"}, "cut"),
+    ],
+)
+def test_a_row_says_how_it_ended(last: Row, expected: str | None) -> None:
+    assert ended([*losses(20), last]) == expected
+
+
+def test_rows_in_an_envelope() -> None:
+    rows = [{"type": "metrics", "ts": 1.7e9 + at, "data": row} for at, row in enumerate(losses(40))]
+    text = "".join(f"{json.dumps(row)}\n" for row in rows)
+    ((run_log,), _) = read_tables(iter([text]), "events.jsonl")
+    assert run_log.steps.iteration.tolist() == list(range(10, 401, 10))
+    assert run_log.columns["iteration"] == "step"
+
+
+def test_events_alone_are_no_run() -> None:
+    rows = [{"type": "train_error", "iteration": 1, "error": "TIMEOUT"}, {"type": "train_end", "loss": 0.9}]
+    assert read(rows) == ()

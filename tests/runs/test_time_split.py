@@ -15,6 +15,7 @@ from glassgpt.explain.rules.step_time import silent_spike
 from glassgpt.runs import time_split
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.run_log import LoggedEvaluation, LoggedProcess, RunLog
+from glassgpt.runs.step_clock import StepClock
 
 
 def evaluated(eval_ms: dict[int, float], stalls_ms: dict[int, float] | None = None) -> RunLog:
@@ -126,3 +127,15 @@ def test_the_first_of_means_is_of_all_iterations_before_it() -> None:
         at = range(first, first + 25, 5)
         run_log = replace(make_run_log(make_steps(at, [900.0] + 4 * [100.0])), trainer=means)
         assert Analysis(run_log).stepped_s == pytest.approx(total_s)
+
+
+def test_of_very_many_evaluations_no_duration_is_known() -> None:
+    for count in (20, 20_000):
+        clock = StepClock(0.001)
+        ms = []
+        for at in range(count):
+            ms.append(clock.step_ms(2 * at, 3.0 * at))
+            ms.append(clock.step_ms(2 * at + 1, 3.0 * at + 1))
+            clock.add_eval(None, at)
+        durations = clock.eval_ms(np.array(ms))
+        assert len(durations) == (20 if count == 20 else 0)

@@ -328,7 +328,7 @@ def interrupted(analysis: Analysis) -> Finding | None:
     if ended == "oom" or crashed(analysis):  # that is the cause: the system, or torchrun, then kills the rest
         return None
     text, is_by_hand = event.text.lower() if event else "", False
-    if "time limit" in text:
+    if "time limit" in text or "timeout" in text or "timed out" in text:
         title = say("interrupted.title.time_limit")
     elif event and (event.kind == "kill" or EXTERNAL_KILL_WORDS.search(text)):
         title = say("interrupted.title.killed")

@@ -27,6 +27,7 @@ _ORDER = (
     "torchtitan",
     "megatron",
     "olmo",
+    "composer",
     "verl",
     "mlx_lm",
     "marian",

@@ -9,7 +9,7 @@
 The first two are `log_format=json`, the others `simple` and `tqdm`. Its criteria divide losses by ln(2): they
 are in bits, and a perplexity is 2 to the power of the cross-entropy. That is `nll_loss` where it is printed:
 `loss` then has more in it (label smoothing), or is a mean over something else than tokens (CTC: sentences).
-The means of an epoch are steps only where no line has come before. Of several validation sets the first
+The means of an epoch are steps only where no other lines are. Of several validation sets the first
 counts, by which fairseq chooses its best checkpoint. Where a log begins in the middle, the best loss that its
 first evaluation states is of an earlier one.
 """
@@ -24,8 +24,7 @@ from dataclasses import replace
 from glassgpt.i18n import say
 from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.log_numbers import MAX_COUNT, NUMBER, parse_norm, parse_number
-from glassgpt.runs.prefixes import clock_us
-from glassgpt.runs.step_clock import StepClock
+from glassgpt.runs.step_clock import StepClock, clock_us
 from glassgpt.runs.trainer import Trainer
 
 _PAIR = re.compile(rf"(?:[|,{{]\s?|\d )\"?([\w.-]{{1,80}})(?:\": ?\"?|=| ){NUMBER}")
@@ -47,6 +46,7 @@ class FairseqReader:
         self._subset: str | None = None
         self._eval_start: int | None = None  # µs, by the line's prefix
         self._has_inner_lines = False
+        self._epoch_lines: list[int] = []  # of this process, as long as there are no others
 
     def __call__(self, line: str, builder: RunBuilder) -> bool:
         if "num_updates" in line and "epoch" in line:
@@ -70,7 +70,8 @@ class FairseqReader:
 
     def _start(self, builder: RunBuilder, resumed: bool = False) -> None:
         builder.start_process(resumed=resumed)
-        self._clock, self._eval_start, self._has_inner_lines = None, None, False
+        self._clock, self._eval_start = None, None
+        self._has_inner_lines, self._epoch_lines = False, []
 
     def _read_values(self, line: str, builder: RunBuilder) -> bool:
         values = dict(_PAIR.findall(line))
@@ -92,13 +93,20 @@ class FairseqReader:
             self._read_validation(subset, at, loss, values, builder)
             return True
         is_epoch = subset == "train" or ("%|" not in line and " | loss " in line)
-        self._has_inner_lines = self._has_inner_lines or not is_epoch
         if is_epoch and self._has_inner_lines:
             return True
-        ms = float("nan")
-        if (wall := values.get("wall")) is not None:
-            self._clock = self._clock or StepClock.of_values([wall])
-            ms = self._clock.step_ms(at, parse_number(wall))
+        if is_epoch:
+            self._epoch_lines.append(builder.line)
+        elif not self._has_inner_lines:  # these are the steps
+            builder.summary_lines += self._epoch_lines
+            self._has_inner_lines, self._epoch_lines = True, []
+        is_first = self._clock is None
+        ms = wall_s = parse_number(values.get("wall", "nan"))
+        if math.isfinite(wall_s):
+            self._clock = self._clock or StepClock.of_values([values["wall"]])
+            ms = self._clock.step_ms(at, wall_s)
+        if is_first and "wpb" in values:  # words a batch, and a second
+            ms = 1000 * parse_number(values["wpb"]) / (parse_number(values.get("wps", "nan")) or math.nan)
         builder.add_step(
             at,
             loss,

@@ -34,10 +34,9 @@ from glassgpt.runs.fields import SPLITS, Field, Line, read_line, step_values
 from glassgpt.runs.line_losses import LossFinder, mean_loss
 from glassgpt.runs.log_numbers import MAX_COUNT, loss_of_perplexity
 from glassgpt.runs.metric_columns import metric_of
-from glassgpt.runs.prefixes import clock_us
 from glassgpt.runs.progress_bar import BAR_CLOCK, BarStep, ProgressBar, bar_seconds
 from glassgpt.runs.save_lines import read_save, save_begins
-from glassgpt.runs.step_clock import StepClock, parse_clock
+from glassgpt.runs.step_clock import StepClock, clock_us, parse_clock
 from glassgpt.runs.step_form import StepForm
 from glassgpt.runs.step_line import add_values
 from glassgpt.runs.trainer import Trainer

@@ -10,9 +10,10 @@ give the step:
 
     {'train_runtime': 21989.9, 'train_steps_per_second': 0.069, 'train_loss': 2.16, 'epoch': 3.0}
 
-Since version 5 the numbers are quoted. A callback may print a dict again, with its
-epoch rounded, or before it a part of it, rounded (LLaMA-Factory). Where no bar was captured, the plan of
-steps and epochs numbers the dicts, too. In a notebook there is a table instead, whose steps have numbers:
+Since version 5 the numbers are quoted. A callback may print a dict again, with its epoch rounded, or before
+it a part of it, rounded (LLaMA-Factory). Where no bar was captured, the plan of steps and epochs numbers the
+dicts, too, or the checkpoints that were saved between them. In a notebook there is a table, whose steps have
+numbers:
 
     Step    Training Loss    Validation Loss
     10      2.9543           2.8001
@@ -49,7 +50,7 @@ _EVAL_METRIC = re.compile(rf"\s{{0,8}}eval_loss\s{{1,80}}=\s{{1,20}}{NUMBER}\s*$
 _BEST = re.compile(r"checkpoint-(\d{1,15})\W{0,3}$")
 # The second is a warning about arguments that differ from those of the checkpoint.
 _RESUME = re.compile(
-    r"\b(?:Resuming|Continuing) training from (?:checkpoint|global step|epoch)"
+    r"\b(?:Resuming|Continuing) training from (?:checkpoint|global step|epoch)|\bAttempting to resume from "
     r"|do not match the ones in the `trainer_state\.json` within the checkpoint"
 )
 _PARAMETERS = re.compile(
@@ -92,6 +93,8 @@ class TrainerReader:
         self._epoch = 0.0
         self._epochs: list[str] = []  # of the dicts with a loss of this run, as printed
         self._eval_epochs: list[tuple[int, float]] = []  # line and epoch of this run's that no loss is beside
+        self._saves: list[tuple[int, int]] = []  # of this run: iteration, and how many of its dicts before it
+        self._logs_first_step = self._is_resumed = False
         self._planned_epochs: float | None = None
         self._count = 0  # of dicts with a loss
         self._count_at_end = -1  # of a process: its closing dict
@@ -114,6 +117,8 @@ class TrainerReader:
             if "%|" in line and "{" in line:  # the bar on a dict's own line belongs to that dict
                 self._read_waiting(builder)
             self._follow_bar(line, builder)
+        elif self._waiting and self._bar_total is None and line and "{" not in line:
+            self._read_waiting(builder)  # there are no bars: the line may begin another process
         may_be_table = self._table or "Training Loss" in line or "Epoch " in line
         if may_be_table and self._read_table(line, builder):
             return True
@@ -138,10 +143,16 @@ class TrainerReader:
             return "train_runtime" in values or is_loss or _eval_loss(values) is not None
         if "checkpoint-" in line and (match := _SAVE.search(line)):
             builder.add_checkpoint(int(match[1]))
-        elif ("training from" in line or "`trainer_state" in line) and _RESUME.search(line):
+            if not builder.is_process_announced:
+                self._saves.append((int(match[1]), len(self._epochs) + ("loss" in self._waiting)))
+        elif ("resum" in line or "training from" in line or "`trainer_state" in line) and _RESUME.search(
+            line
+        ):
             builder.start_process(resumed=True)
         elif _BEGIN in line:
             builder.start_process()
+        elif "logging_first_step=" in line:
+            self._logs_first_step = "=True" in line
         elif "eval_loss" in line and (match := _EVAL_METRIC.match(line)):
             self._read_waiting(builder)
             before = builder.last_val_loss
@@ -167,7 +178,8 @@ class TrainerReader:
         if is_one_run and is_unnumbered and isinstance(planned, int) and epochs:
             error = parse_number(self._epochs[-1])  # an epoch may have part of an update more than planned
             self._number_by_epochs(epochs, planned, error, builder)
-            self._number_lines(builder)
+        self._number_by_saves(builder)
+        self._number_lines(builder)
 
     def _read_waiting(self, builder: RunBuilder) -> None:
         self._end_table(builder)
@@ -243,6 +255,17 @@ class TrainerReader:
                     builder.iteration_by_eval_line[line] = round(epoch * steps[-1] / last_loss_epoch)
         return steps is not None
 
+    def _number_by_saves(self, builder: RunBuilder) -> None:
+        """Number the dicts of this run from its start, where bars and epochs do not: the settings may say the
+        interval between two, or the checkpoints do, and both agree."""
+        counts = range(self._count - len(self._epochs) + 1, self._count + 1)
+        if self._bar_total is None and not self._logs_first_step and not self._is_resumed:
+            interval = interval_of_saves(self._saves, builder.setup.settings.get("log_interval"))
+            if interval and not any(count in self._iteration_by_count for count in counts):
+                self._iteration_by_count |= {
+                    count: number * interval for number, count in enumerate(counts, 1)
+                }
+
     def _count_tokens(self, builder: RunBuilder) -> None:
         """Batches differ in length: the mean over the run. Of a single dict, what it counts so far."""
         if self._tokens is None:
@@ -301,13 +324,19 @@ class TrainerReader:
             self._iteration_by_count[self._count + 1] = iteration
         if self._bar_moved and self._bar_total is not None:
             builder.setup.values["planned_iterations"] = self._bar_total
-        self._count += 1
         epoch = parse_number(values["epoch"])
-        if epoch < self._epoch:
+        is_launched = (
+            self._count > 0 and builder.is_process_announced and not builder.is_resuming
+        )  # its epoch may be rounded to 0, too
+        if epoch < self._epoch or is_launched:
+            self._number_by_saves(builder)
             builder.start_process(has_header=False)
             self._previous, self._tokens = (None, 0.0, math.nan), None
             self._epochs, builder.iterations_done = [], self._bar if self._bar_moved else None
-            self._eval_epochs = []
+            self._eval_epochs, self._saves = [], []
+            self._is_resumed = False
+        self._count += 1
+        self._is_resumed = self._is_resumed or builder.is_resuming
         self._epoch = epoch
         self._epochs.append(values["epoch"])
         planned_epochs = builder.setup.values.get("epochs")
@@ -462,6 +491,16 @@ def steps_of_epochs(epochs: Sequence[str], last_epoch: float, total: float, erro
     return [int(number) for number in numbers]
 
 
+def interval_of_saves(saves: Sequence[tuple[int, int]], setting: object = None) -> int | None:
+    """The number of steps between two dicts, from the step of each save and the number of dicts before it.
+    `setting`: as a setting says it; None where the saves do not fit it, or do not show one number alone."""
+    lowest = max((step // (count + 1) + 1 for step, count in saves), default=1)
+    highest = min((step // count if count else MAX_COUNT for step, count in saves), default=MAX_COUNT)
+    if isinstance(setting, int) and not isinstance(setting, bool):
+        return setting if lowest <= setting <= highest else None
+    return lowest if lowest == highest else None
+
+
 def _number(cell: str) -> float | None:
     return parse_number(cell) if re.fullmatch(NUMBER, cell) else None
 
@@ -545,6 +584,7 @@ TRAINER = Trainer(
     ),
     setting_names={
         "max_steps": "max_iters",
+        "logging_steps": "log_interval",
         "Instantaneous batch size per device": "batch_size",
         "Gradient Accumulation steps": "gradient_accumulation_steps",
     },

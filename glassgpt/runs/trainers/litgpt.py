@@ -23,9 +23,11 @@ _STEP = re.compile(
 _VAL = re.compile(rf"\b(?:iter|step) (\d+): val loss {NUMBER}(?:, val time: {NUMBER}\s*(ms|s)\b)?")
 _FORK_VAL = re.compile(rf"\biter\s+(\d+)\s*\|\s*val_loss: {NUMBER} \| val_time: {NUMBER}\s*s\b")
 _FINAL = re.compile(rf"\bFinal evaluation \| val loss: {NUMBER}")
-_SAVE = re.compile(r"\bSaving checkpoint to\b")
+# Where it is saved: of an iteration, or in the folder `final`, or by the name of the whole run's.
+_SAVE = re.compile(r"\bSaving (checkpoint|[\w ]{0,30}weights) to\b(.{0,1000})")
+_NUMBERED, _FINAL_PATH = re.compile(r"\b(?:iter|step|epoch)-\d"), re.compile(r"[/\\]final[/\\]|_finetuned\b")
 _END = re.compile(
-    r"^\W*(?:Training time:|Saving LoRA weights|Training Time\b|- Training Time"
+    r"^\W*(?:Training time:|Training Time\b|- Training Time"
     r"|Number of epochs \d+ reached, stopping|Max time \([\d.]+m\) reached, stopping)",
     re.IGNORECASE,
 )
@@ -51,8 +53,12 @@ def read(line: str, builder: RunBuilder) -> bool:
             builder.add_eval(builder.last_iteration, parse_number(match[1]))
             builder.add_event("finish", line)
             return True
-    if "Saving" in line and _SAVE.search(line):
-        builder.add_checkpoint(builder.last_iteration)
+    if "Saving" in line and (match := _SAVE.search(line)):
+        is_final = _FINAL_PATH.search(match[2]) is not None
+        if _NUMBERED.search(match[2]) or is_final or match[1] == "checkpoint":
+            builder.add_checkpoint(builder.last_iteration, name="final" if is_final else "")
+        if is_final or (match[1] != "checkpoint" and not _NUMBERED.search(match[2])):
+            builder.add_event("finish", line)
     elif _END.match(line):
         builder.add_event("finish", line)
     return False

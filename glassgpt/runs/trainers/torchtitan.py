@@ -15,7 +15,7 @@ import re
 from glassgpt.i18n import say
 from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.log_numbers import COUNT, MAX_COUNT, NUMBER, parse_number
-from glassgpt.runs.prefixes import clock_us
+from glassgpt.runs.step_clock import clock_us
 from glassgpt.runs.step_line import ParsedStep, StepLine, add_values
 from glassgpt.runs.trainer import Trainer
 

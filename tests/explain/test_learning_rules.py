@@ -880,6 +880,43 @@ def test_a_gap_that_grows_while_the_validation_loss_falls() -> None:
     assert growth.values["last_gap"] == pytest.approx(0.315)
     assert gap_growth(analyse(gap_run([loss + 0.3 for loss in train], train))) is None
     assert gap_growth(analyse(gap_run(add_noise(train, 0.1), train))) is None
+    # The lines before the first evaluations are of earlier weights, whose loss was higher.
+    early = [2.4, 2.3, 2.3, 2.2, 2.18, 2.13, 2.06, 2.02]
+    assert gap_growth(analyse(gap_run(early, [2.6, 2.5, *train[2:]]))) is None
+
+
+def test_a_gap_on_a_plateau_is_overfitting_where_it_still_grows() -> None:
+    """Both fall to levels far apart, as of two kinds of text; or the training loss falls on. Nothing where an
+    accuracy of held-out data rises on."""
+    at = np.arange(500, 15_001, 500)
+    val = add_noise((3.4 + 5.0 * np.exp(-at / 1500)).tolist(), 0.005)
+    for fall, is_found in ((0.0, False), (1.0, True)):
+        train = 2.2 + 6.0 * np.exp(-at / 1500) - fall * at / 15_000
+        evals = list(zip(at.tolist(), train.tolist(), val, strict=True))
+        run_log = make_run_log(make_steps(range(15_001)), evals)
+        assert (overfitting(analyse(run_log)) is not None) == is_found
+    metric = metric_of("val_bleu")
+    assert metric is not None
+    series = MetricSeries("val_bleu", metric, at, at, 30 - 20 * np.exp(-at / 8000))
+    bleu = analyse(replace(run_log, metrics=(series,)))
+    assert overfitting(bleu) is None
+    assert gap_growth(bleu) is not None
+
+
+def test_overfitting_of_what_was_learnt_before_the_run_is_none() -> None:
+    train = [0.004 * math.exp(-row / 3) for row in range(12)]
+    val = [0.0031, 0.0025, 0.0021, 0.0019, *[0.002 + 0.0002 * row for row in range(8)]]
+    assert analyse(gap_run(val, train)).past_best is not None
+    assert overfitting(analyse(gap_run(val, train))) is None
+    scale = 200.0
+    large = gap_run([scale * loss for loss in val], [scale * loss for loss in train])
+    assert overfitting(analyse(large)) is not None
+
+
+def test_numbers_of_evaluations_that_are_not_read_soften_overfitting() -> None:
+    for columns, severity in (("val_dice, mem_gb", "advice"), ("mem_gb, eval_seconds", "warning")):
+        run_log = replace(gpu_run(), notes=(say("table.columns_left_out", columns=columns),))
+        assert require_finding(overfitting(analyse(run_log))).severity == severity
 
 
 def test_a_loss_that_was_next_to_nothing_in_the_first_epoch_is_no_memory() -> None:

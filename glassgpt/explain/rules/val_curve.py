@@ -11,8 +11,16 @@ from glassgpt.i18n import Message, say
 from glassgpt.record.finding import Finding, make_finding
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.curve_statistics import median_stderr
-from glassgpt.runs.noise import CLEAR_STANDARD_ERRORS, VISIBLE_STANDARD_ERRORS
-from glassgpt.runs.past_best import MIN_EVALS, MIN_TRAIN_LOSSES, PastBest
+from glassgpt.runs.metric_columns import is_of_eval
+from glassgpt.runs.noise import CLEAR_STANDARD_ERRORS, VISIBLE_STANDARD_ERRORS, clear_difference
+from glassgpt.runs.past_best import (
+    MIN_EVALS,
+    MIN_GAP_GROWTH_NATS,
+    MIN_RISE_SHARE,
+    MIN_TRAIN_LOSSES,
+    PastBest,
+    logged_train_loss,
+)
 from glassgpt.runs.trajectory import (
     last_iteration_done,
     shows_run_start,
@@ -27,12 +35,15 @@ MIN_WORSE_EVALS, MIN_WORSE_SHARE = 5, 0.05  # evaluations, and how far all later
 # A metric besides the loss: so many values at the best loss and at the end, and its gain between them.
 MAX_METRIC_NEIGHBOURS, MIN_METRIC_GAIN_SHARE = 2, 0.003
 
+# Where the first losses are near 0 already, the task was learnt before: a smaller rise is of no account.
+MAX_LEARNT_LOSS, MIN_LEARNT_RISE = 0.1, 0.01
+
 # The same where no validation loss is logged: how far the end is below the best, and lines at both.
 MIN_METRIC_FALL_SHARE, MAX_METRIC_LINES = 0.03, 20
 
 # Steps from one evaluation to the next, compared with the noise of their difference.
 MIN_VISIBLE_SHARE = 0.01  # of the loss: nobody chooses between runs by less
-MIN_STEP_TO_VISIBLE = 1 / 20  # a curve that moves less is a plateau; more batches do not help
+MIN_STEP_TO_VISIBLE = 1 / 6  # a curve that moves less is a plateau; 36 times as many batches are no advice
 
 # Evaluations with one and the same result, and the fall of the training loss meanwhile, as a share of it.
 MIN_STUCK_EVALS, MIN_STUCK_FALL_SHARE = 3, 0.02
@@ -45,6 +56,8 @@ def overfitting(analysis: Analysis) -> Finding | None:
     is_exploded = bool(analysis.explosions) and analysis.explosions[-1].recovered_iteration is None
     if has_leaked_data(analysis) or analysis.loss_rise or is_exploded:
         return None  # then its losses say nothing about unseen text
+    if past is not None and past.end_loss - past.best_loss < MIN_LEARNT_RISE and _was_learnt(analysis):
+        return None
     gap = analysis.train_val_gap
     if analysis.facts.best_val_loss is None:
         return _overfitting_by_metric(analysis)
@@ -100,13 +113,16 @@ def overfitting(analysis: Analysis) -> Finding | None:
             at=past.best_iteration if run_log.has_iteration_numbers else None,
             lines=analysis.eval_lines_at([past.best_iteration, past.end_iteration]),
         )
+    unread = _unread_of_evaluations(analysis)
+    if unread:
+        evidence.append(say("overfitting.evidence.unread", names=unread))
     last = max(last_iteration_done(run_log) or 0, past.end_iteration)  # the last evaluation may be before it
     saving = (last - past.best_iteration) / max(1, last - past.start_iteration)
     if wasted := analysis.seconds_and_share_after(past.best_iteration, past.end_iteration):
         saving = wasted[1]
     return make_finding(
         "overfitting",
-        "warning" if rise > WARNING_RISE_SHARE * past.best_loss else "advice",
+        "warning" if rise > WARNING_RISE_SHARE * past.best_loss and not unread else "advice",
         title=title,
         evidence=evidence,
         explanation=say("overfitting.explanation"),
@@ -191,13 +207,35 @@ def worse_than_first(analysis: Analysis) -> Finding | None:
     )
 
 
+def _unread_of_evaluations(analysis: Analysis) -> list[str]:
+    """Columns of a table that measure evaluations in a way that is not known: they may still improve."""
+    notes = (note for note in analysis.log.notes if note.key.startswith("table.columns_left_out"))
+    return [name for note in notes for name in str(note.values["columns"]).split(", ") if is_of_eval(name)]
+
+
+def _was_learnt(analysis: Analysis) -> bool:
+    """Before the run: its first losses are near 0 already."""
+    losses, values = analysis.trajectory.finite_losses()[1], analysis.trajectory.val_curve()[1]
+    first = np.append(losses[:MIN_TRAIN_LOSSES], values[0])
+    return analysis.log.val_metric == "loss" and float(first.max()) < MAX_LEARNT_LOSS
+
+
 def _metric_still_better(analysis: Analysis, best_iteration: int) -> tuple[str, int, float, float] | None:
     """A metric of held-out data that is clearly better at the end than at the best loss: its name, and the
     means of how many values around it and at the end. A perplexity says the same as the loss."""
     # Those of an evaluation may be on the lines after it.
-    next_line = min(one.line for one in analysis.trajectory.evals if (one.iteration or 0) > best_iteration)
+    next_line = min(
+        (one.line for one in analysis.trajectory.evals if (one.iteration or 0) > best_iteration), default=0
+    )
+    evaluated = [one.iteration for one in analysis.trajectory.evals if one.iteration is not None]
     for one in analysis.log.own_metrics:
-        if not one.metric.is_eval or one.metric.kind not in ("accuracy", "error_rate", "score"):
+        # A BLEU beside the validation loss is of held-out data, whatever its name; an accuracy may be of any.
+        is_eval = one.metric.is_eval or (
+            one.metric.kind != "accuracy"
+            and "train" not in one.name.lower()
+            and bool(np.isin(one.iteration, evaluated).all())
+        )
+        if not is_eval or one.metric.kind not in ("accuracy", "error_rate", "score"):
             continue
         is_later = one.iteration > best_iteration
         if not analysis.log.has_iteration_numbers:
@@ -218,12 +256,41 @@ def _metric_still_better(analysis: Analysis, best_iteration: int) -> tuple[str, 
     return None
 
 
+def _overfits_on_plateau(analysis: Analysis) -> bool:
+    """Of a validation loss that does not rise, far above the training loss: whether the gap grew since it is
+    on its plateau, and no metric got better. Else the two texts may be of different kinds."""
+    at, values = analysis.trajectory.val_curve()
+    lowest = float(values.min())
+    is_near = values - lowest <= max(clear_difference(analysis.eval_noise, lowest), MIN_RISE_SHARE * lowest)
+    start = int(at[np.argmax(is_near)])
+    if _metric_still_better(analysis, start):
+        return False
+    gaps = []
+    for one in analysis.trajectory.evals:
+        if one.iteration is not None and one.iteration >= start and one.val_loss is not None:
+            train_loss = one.train_loss
+            if train_loss is None:
+                train_loss, _ = logged_train_loss(analysis.log, analysis.trajectory, one.iteration)
+            if train_loss is not None:
+                gaps.append(one.val_loss - train_loss)
+    is_long = len(gaps) >= 2 * MIN_EVALS
+    if len(gaps) < 2 or (not is_long and start == at[0]):
+        return True  # the plateau began before these lines, or has just begun
+    half = len(gaps) // 2 if is_long else 1
+    earlier, later = np.array(gaps[:half]), np.array(gaps[-half:])
+    error = math.hypot(median_stderr(earlier), median_stderr(later))
+    growth = float(np.median(later) - np.median(earlier))
+    return growth >= max(MIN_GAP_GROWTH_NATS, CLEAR_STANDARD_ERRORS * error)
+
+
 def _overfitting_in_part(analysis: Analysis) -> Finding | None:
     """From the last evaluations alone: by the gap between both losses, or by a rise in a tail. A gap at the
     only evaluation may have been there from the start."""
     gap, past, run_log = analysis.train_val_gap, analysis.past_best, analysis.log
     metric, numbered = val_metric_name(run_log), run_log.has_iteration_numbers
     if gap is not None and not gap.is_alone:
+        if past is None and not _overfits_on_plateau(analysis):
+            return None  # gap_growth tells it
         at, title = gap.iteration, say("overfitting.title.gap", metric=metric, gap=gap.gap)
         losses = {"metric": metric, "train_loss": gap.train_loss, "val_loss": gap.val_loss, "gap": gap.gap}
         explanation = say("overfitting.explanation.gap")
@@ -276,7 +343,9 @@ def _overfitting_advice(analysis: Analysis, past: PastBest, saving: float) -> li
     best_iteration = past.best_iteration
     effect = {"saving": saving, "rise": past.end_loss - past.best_loss}
     advice = []
-    if not analysis.log.has_iteration_numbers:
+    if unread := _unread_of_evaluations(analysis):
+        advice.append(say("overfitting.advice.compare_unread", names=unread))
+    elif not analysis.log.has_iteration_numbers:
         advice.append(say("overfitting.advice.stop_at_best", **effect))
     elif takes_known_settings(analysis.log):
         advice.append(say("overfitting.advice.set_max_iters", best_iteration=best_iteration, **effect))
@@ -299,11 +368,11 @@ def _overfitting_advice(analysis: Analysis, past: PastBest, saving: float) -> li
 def gap_growth(analysis: Analysis) -> Finding | None:
     """The gap between both losses grew, by too little for overfitting, or while the validation loss fell."""
     growth = analysis.gap_growth
-    is_told = (
-        analysis.has_overfitted or analysis.loss_rise or analysis.explosions or has_leaked_data(analysis)
-    )
-    if growth is None or is_told:
+    is_unstable = bool(analysis.loss_rise or analysis.explosions)
+    if growth is None or is_unstable or has_leaked_data(analysis) or overfitting(analysis):
         return None
+    if growth.last_gap - max(0.0, growth.first_gap) < MIN_GAP_GROWTH_NATS:
+        return None  # lines before an evaluation are of earlier weights: at first, their loss is higher
     return make_finding(
         "gap-growth",
         "info",

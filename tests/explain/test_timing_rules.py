@@ -533,7 +533,7 @@ def test_pauses_at_equal_distances_are_found_between_the_lines() -> None:
         by_chance = np.isin(np.arange(len(at)), random.choice(len(at), count, replace=False))
         assert find_pause_interval(at, by_chance) is None
     ms = np.where(is_slow, 900.0, 500.0) + random.normal(0, 5, len(at))
-    finding = require_finding(jitter(analyse(make_run_log(make_steps(at, ms.tolist())))))
+    finding = require_finding(jitter(analyse(make_run_log(make_steps(at.tolist(), ms.tolist())))))
     assert finding.values["period"] == 500
 
 

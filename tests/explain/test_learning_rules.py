@@ -25,7 +25,7 @@ from run_logs import make_run_log, make_steps
 from glassgpt.config import ConfigValue
 from glassgpt.estimate.loss_forecast import LAW
 from glassgpt.explain.registry import LEARNING_RULES
-from glassgpt.explain.rules.learning import plateau, still_improving, underfit_capacity
+from glassgpt.explain.rules.learning import hardly_learnt, plateau, still_improving, underfit_capacity
 from glassgpt.explain.rules.loss_plausibility import (
     collapsed_loss,
     constant_loss,
@@ -36,7 +36,14 @@ from glassgpt.explain.rules.loss_plausibility import (
     ppl_vs_loss,
 )
 from glassgpt.explain.rules.lost_work import best_overwritten
-from glassgpt.explain.rules.val_curve import eval_noise, gap_growth, overfitting, stuck_eval, worse_than_first
+from glassgpt.explain.rules.val_curve import (
+    eval_noise,
+    gap_growth,
+    overfitting,
+    stuck_eval,
+    val_rise,
+    worse_than_first,
+)
 from glassgpt.i18n import say
 from glassgpt.runs.metric_columns import metric_of
 from glassgpt.runs.metric_series import MetricSeries
@@ -901,6 +908,36 @@ def test_a_gap_on_a_plateau_is_overfitting_where_it_still_grows() -> None:
     bleu = analyse(replace(run_log, metrics=(series,)))
     assert overfitting(bleu) is None
     assert gap_growth(bleu) is not None
+
+
+def test_a_validation_loss_far_above_its_best_is_told_without_a_training_loss() -> None:
+    fallen = [10.9, 5.1, 4.3, 4.0, 3.8, 3.7]
+    for end, is_found in (([9.6, 8.9, 8.6, 8.5], True), ([3.9, 4.0, 3.9], False), ([9.6, 3.6, 3.6], False)):
+        evals = [(500 * row, None, loss) for row, loss in enumerate([*fallen, *end])]
+        one = val_rise(analyse(make_run_log(make_steps([]), evals)))
+        assert (one is not None) == is_found
+    assert val_rise(analyse(cpu_run())) is None
+    assert val_rise(analyse(gpu_run())) is None
+    few = require_finding(
+        val_rise(analyse(make_run_log(make_steps([]), [(500, None, 4.46), (900, None, 8.3)])))
+    )
+    assert (few.at, few.values["best_loss"], few.values["end_loss"]) == (500, 4.46, 8.3)
+    noisy = add_noise([1.2] * 40, 0.12)
+    evals = [(100 * row, None, loss) for row, loss in enumerate([5.0, 3.0, 2.0, *noisy, 1.35], 1)]
+    assert val_rise(analyse(make_run_log(make_steps([]), evals))) is None
+
+
+def test_a_loss_that_stays_at_that_of_a_guess_is_told_of_few_lines() -> None:
+    for end, is_found in ((9.62, True), (6.0, False)):
+        losses = np.linspace(9.68, end, 21).tolist()
+        run_log = make_run_log(make_steps(range(500, 10_501, 500), loss=losses), trainer=BY_ID["unknown"])
+        assert (hardly_learnt(analyse(run_log)) is not None) == is_found
+    # Of a loss of any other kind, an excerpt, or few iterations nothing is known.
+    for scale, first, step in ((0.1, 500, 500), (1.0, 50_500, 500), (1.0, 10, 10)):
+        losses = (scale * np.linspace(9.68, 9.62, 21)).tolist()
+        at = range(first, first + 21 * step, step)
+        run_log = make_run_log(make_steps(at, loss=losses), trainer=BY_ID["unknown"])
+        assert hardly_learnt(analyse(run_log)) is None
 
 
 def test_overfitting_of_what_was_learnt_before_the_run_is_none() -> None:

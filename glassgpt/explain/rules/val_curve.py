@@ -19,6 +19,7 @@ from glassgpt.runs.past_best import (
     MIN_RISE_SHARE,
     MIN_TRAIN_LOSSES,
     PastBest,
+    clear_rise,
     logged_train_loss,
 )
 from glassgpt.runs.trajectory import (
@@ -31,6 +32,8 @@ from glassgpt.runs.trajectory import (
 WARNING_RISE_SHARE = 0.02  # of the best loss: then the last weights are not worth keeping
 
 MIN_WORSE_EVALS, MIN_WORSE_SHARE = 5, 0.05  # evaluations, and how far all later ones are above the first
+
+MIN_VAL_RISE_RATIO = 1.25  # the last evaluation over the best
 
 # A metric besides the loss: so many values at the best loss and at the end, and its gain between them.
 MAX_METRIC_NEIGHBOURS, MIN_METRIC_GAIN_SHARE = 2, 0.003
@@ -204,6 +207,35 @@ def worse_than_first(analysis: Analysis) -> Finding | None:
         at=int(at[0]),
         lines=analysis.eval_lines_at([int(at[0]), int(at[-1])]),
         claims={"evaluations after the first": "worse"},  # the training loss may be flat
+    )
+
+
+def val_rise(analysis: Analysis) -> Finding | None:
+    """The last evaluation is far above the best one, and nothing above says why: too few losses of training,
+    or these rise, too."""
+    run_log, facts = analysis.log, analysis.facts
+    best, last = facts.best_val_loss, facts.final_val_loss
+    if best is None or last is None or not 0 < MIN_VAL_RISE_RATIO * best < last < math.inf:
+        return None
+    is_told = analysis.loss_rise or analysis.loss_jump or analysis.explosions or facts.nan_step is not None
+    if is_told or overfitting(analysis) or worse_than_first(analysis) or has_leaked_data(analysis):
+        return None
+    values = analysis.trajectory.val_curve()[1]
+    lowest, count = int(np.argmin(values)) if len(values) else 0, len(values)
+    if count >= MIN_EVALS and not clear_rise(values, lowest, count - 1, analysis.eval_noise):
+        return None  # by chance, as far as the others scatter
+    metric, at = val_metric_name(run_log), facts.best_val_step
+    if at is not None and _metric_still_better(analysis, at):
+        return None
+    return make_finding(
+        "val-rise",
+        "warning",
+        title=say("val-rise.title", metric=metric),
+        evidence=say("val-rise.evidence", metric=metric, best_loss=best, end_loss=last),
+        explanation=say("val-rise.explanation"),
+        advice=say("val-rise.advice"),
+        at=at if run_log.has_iteration_numbers else None,
+        lines=analysis.eval_lines_at([] if at is None else [at]),
     )
 
 

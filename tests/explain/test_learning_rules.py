@@ -36,14 +36,8 @@ from glassgpt.explain.rules.loss_plausibility import (
     ppl_vs_loss,
 )
 from glassgpt.explain.rules.lost_work import best_overwritten
-from glassgpt.explain.rules.val_curve import (
-    eval_noise,
-    gap_growth,
-    overfitting,
-    stuck_eval,
-    val_rise,
-    worse_than_first,
-)
+from glassgpt.explain.rules.overfitting import overfitting
+from glassgpt.explain.rules.val_curve import eval_noise, gap_growth, stuck_eval, val_rise, worse_than_first
 from glassgpt.i18n import say
 from glassgpt.runs.metric_columns import metric_of
 from glassgpt.runs.metric_series import MetricSeries

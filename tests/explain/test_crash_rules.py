@@ -823,6 +823,7 @@ def test_a_run_that_never_saved() -> None:
     assert require_finding(dear).values["eval_s"] == pytest.approx(90)
     assert never_checkpointed(analyse(unsaved(100, 1500.0))) is None  # two minutes and a half
     assert never_checkpointed(analyse(replace(unsaved(1000, 1500.0), trainer=HF))) is None
+    assert never_checkpointed(analyse(replace(unsaved(1000, 1500.0), evals=()))) is None  # lines left out
 
 
 def test_a_log_with_gaps_or_silent_spikes_does_not_tell() -> None:

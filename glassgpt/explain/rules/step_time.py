@@ -357,7 +357,7 @@ def _rate_drift(analysis: Analysis) -> Finding | None:
             first_quarter_to=int(at[quarter - 1]),
             last_quarter_from=int(at[-quarter]),
         ),
-        explanation=say("throughput-drift.explanation.slower"),
+        explanation=say("throughput-drift.explanation.tokens"),
     )
 
 

@@ -18,7 +18,8 @@ from glassgpt.runs.trajectory import shows_run_start, val_metric_name
 
 MIN_WORSE_EVALS, MIN_WORSE_SHARE = 5, 0.05  # evaluations, and how far all later ones are above the first
 
-MIN_VAL_RISE_RATIO = 1.25  # the last evaluation over the best
+# The last evaluation over the best; where that is the one before the first update.
+MIN_VAL_RISE_RATIO, MIN_ABOVE_START_RATIO = 1.25, 1.02
 
 # Steps from one evaluation to the next, compared with the noise of their difference.
 MIN_VISIBLE_SHARE = 0.01  # of the loss: nobody chooses between runs by less
@@ -66,10 +67,12 @@ def worse_than_first(analysis: Analysis) -> Finding | None:
 
 def val_rise(analysis: Analysis) -> Finding | None:
     """The last evaluation is far above the best one, and nothing above says why: too few losses of training,
-    or these rise, too."""
+    or these rise, too. Or it is above the one before the first update, as is every other."""
     run_log, facts = analysis.log, analysis.facts
-    best, last = facts.best_val_loss, facts.final_val_loss
-    if best is None or last is None or not 0 < MIN_VAL_RISE_RATIO * best < last < math.inf:
+    best, last, at = facts.best_val_loss, facts.final_val_loss, facts.best_val_step
+    is_start = at == 0 and run_log.has_iteration_numbers
+    least = MIN_ABOVE_START_RATIO if is_start else MIN_VAL_RISE_RATIO
+    if best is None or last is None or not 0 < least * best < last < math.inf:
         return None
     is_told = analysis.loss_rise or analysis.loss_jump or analysis.explosions or facts.nan_step is not None
     if is_told or overfitting(analysis) or worse_than_first(analysis) or has_leaked_data(analysis):
@@ -78,16 +81,18 @@ def val_rise(analysis: Analysis) -> Finding | None:
     lowest, count = int(np.argmin(values)) if len(values) else 0, len(values)
     if count >= MIN_EVALS and not clear_rise(values, lowest, count - 1, analysis.eval_noise):
         return None  # by chance, as far as the others scatter
-    metric, at = val_metric_name(run_log), facts.best_val_step
-    if at is not None and metric_still_better(analysis, at):
+    if (is_start and count < MIN_EVALS) or (at is not None and metric_still_better(analysis, at)):
         return None
+    metric = val_metric_name(run_log)
     return make_finding(
         "val-rise",
         "warning",
-        title=say("val-rise.title", metric=metric),
+        title=say("val-rise.title.start", metric=metric)
+        if is_start
+        else say("val-rise.title", metric=metric),
         evidence=say("val-rise.evidence", metric=metric, best_loss=best, end_loss=last),
-        explanation=say("val-rise.explanation"),
-        advice=say("val-rise.advice"),
+        explanation=say("val-rise.explanation.start") if is_start else say("val-rise.explanation"),
+        advice=say("val-rise.advice.start") if is_start else say("val-rise.advice"),
         at=at if run_log.has_iteration_numbers else None,
         lines=analysis.eval_lines_at([] if at is None else [at]),
     )

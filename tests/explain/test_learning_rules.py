@@ -918,8 +918,8 @@ def test_a_validation_loss_far_above_its_best_is_told_without_a_training_loss() 
     assert (few.at, few.values["best_loss"], few.values["end_loss"]) == (500, 4.46, 8.3)
     # Worse than before the first update, and not by chance.
     start = [2.10, 2.14, 2.18, 2.21, 2.23, 2.24]
-    evals = [(100 * row, 2.6 - 0.05 * row, loss) for row, loss in enumerate(start)]
-    one = require_finding(val_rise(analyse(make_run_log(make_steps([]), evals))))
+    worse = [(100 * row, 2.6 - 0.05 * row, loss) for row, loss in enumerate(start)]
+    one = require_finding(val_rise(analyse(make_run_log(make_steps([]), worse))))
     assert (one.at, one.text["title"][0].key) == (0, "val-rise.title.start")
     noisy = add_noise([1.2] * 40, 0.12)
     evals = [(100 * row, None, loss) for row, loss in enumerate([5.0, 3.0, 2.0, *noisy, 1.35], 1)]

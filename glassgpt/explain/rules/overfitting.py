@@ -11,7 +11,7 @@ from glassgpt.explain.rules.loss_plausibility import has_leaked_data
 from glassgpt.i18n import Message, say
 from glassgpt.record.finding import Finding, make_finding
 from glassgpt.runs.analysis import Analysis
-from glassgpt.runs.curve_statistics import median_stderr
+from glassgpt.runs.curve_statistics import detrended_std, median_stderr
 from glassgpt.runs.metric_columns import is_of_eval
 from glassgpt.runs.noise import CLEAR_STANDARD_ERRORS, VISIBLE_STANDARD_ERRORS, clear_difference
 from glassgpt.runs.past_best import (
@@ -205,7 +205,8 @@ def metric_still_better(analysis: Analysis, best_iteration: int) -> tuple[str, i
         count = 2 * near + 1
         before, after = one.value[row - near : row + near + 1], one.value[-count:]
         gain = float(after.mean() - before.mean()) * (1 if one.metric.higher_is_better else -1)
-        error = math.sqrt(float(before.var() + after.var()) / count)
+        noise = detrended_std(one.value)  # of few values: what they scatter, slope and all
+        error = math.sqrt(float(before.var() + after.var() if noise is None else 2 * noise**2) / count)
         least = max(VISIBLE_STANDARD_ERRORS * error, MIN_METRIC_GAIN_SHARE * abs(float(before.mean())))
         if gain > least:
             return one.name, count, float(before.mean()), float(after.mean())

@@ -70,11 +70,17 @@ def silent_spike(analysis: Analysis) -> Finding | None:
         return None
     steps, lost_s = analysis.log.steps, split.stall_s + split.periodic_s
     rows = np.flatnonzero(split.is_spike | split.is_stalled_eval)
+    pauses = None if split.is_stalled_eval.any() else find_pause_interval(steps.iteration, split.is_spike)
+    period = pauses.period if pauses else split.spike_period
+    others_ms = np.empty(0)
+    if pauses:  # a few others may be among them
+        others_ms = steps.ms[np.setdiff1d(rows, pauses.rows)]
+        rows = np.intersect1d(rows, pauses.rows)
+        lost_s = float((split.stall_ms + split.pause_ms)[rows].sum()) / 1000
     at, ms = steps.iteration[rows], steps.ms[rows]
     share = min(1.0, lost_s / total_s)
     if lost_s < MIN_LOST_S or share < MIN_LOST_SHARE:
         return None
-    period = split.spike_period or find_pause_interval(steps.iteration, split.is_spike)
     missing_eval = [] if split.is_stalled_eval.any() else _missing_eval_explanation(analysis, ms, period)
     largest = np.sort(np.argsort(-ms, kind="stable")[:MAX_LISTED])
     slowest = [f"{at[index]}: {format_ms(float(ms[index]))}" for index in largest]
@@ -82,7 +88,8 @@ def silent_spike(analysis: Analysis) -> Finding | None:
     evidence: list[Message | None] = [
         say("silent-spike.evidence.extra_time_share", **extra)
         if shows_run_start(analysis.log)
-        else say("silent-spike.evidence.extra_time_share_of_lines", **extra)
+        else say("silent-spike.evidence.extra_time_share_of_lines", **extra),
+        _other_stalls(others_ms, facts.steady_ms),
     ]
     local_ms = local_steady_ms(analysis.regimes, len(steps))[rows]  # of the regime each one is in
     spikes = {"spikes": len(at), "max_ratio": float(np.max(ms / local_ms))}
@@ -102,14 +109,7 @@ def silent_spike(analysis: Analysis) -> Finding | None:
                 longest_eval_s=float(np.max(steps.ms[split.is_stalled_eval])) / 1000,
                 typical_eval_s=(split.typical_eval_ms or 0.0) / 1000,
             ),
-            say(
-                "silent-spike.evidence.stalled_steps",
-                spikes=len(spike_ms),
-                longest_s=float(np.max(spike_ms)) / 1000,
-                steady_ms=facts.steady_ms,
-            )
-            if len(spike_ms)
-            else None,
+            _other_stalls(spike_ms, facts.steady_ms),
         ]
         explanation = [say("silent-spike.explanation.slept")]
     severity: Severity = "info"
@@ -130,7 +130,22 @@ def silent_spike(analysis: Analysis) -> Finding | None:
     )
 
 
-def find_pause_interval(at: Ints, is_slow: Bools) -> int | None:
+def _other_stalls(ms: Floats, steady_ms: float) -> Message | None:
+    if not len(ms):
+        return None
+    longest_s = float(np.max(ms)) / 1000
+    return say(
+        "silent-spike.evidence.stalled_steps", spikes=len(ms), longest_s=longest_s, steady_ms=steady_ms
+    )
+
+
+@dataclass(frozen=True)
+class PauseInterval:
+    period: int
+    rows: Ints  # where a pause is expected
+
+
+def find_pause_interval(at: Ints, is_slow: Bools) -> PauseInterval | None:
     """The distance of these rows, in iterations: the trainer's own work comes so, or the borders of epochs.
 
     Rows may be many iterations apart, so that the distances of the slow ones differ: each has a multiple
@@ -141,7 +156,8 @@ def find_pause_interval(at: Ints, is_slow: Bools) -> int | None:
         return None
     usual = float(np.median(np.diff(slow_at)))
     low, high = max(2.0, usual * (1 - MAX_PERIOD_ERROR)), usual * (1 + MAX_PERIOD_ERROR)
-    best, best_fit = None, 0.0
+    best: PauseInterval | None = None
+    best_fit = 0.0
     for period in np.unique(np.linspace(low, high, MAX_PERIODS_TRIED).round().astype(int)).tolist():
         for offset in {0, 1, int(slow_at[0]) % period}:
             first = int(at[0]) + 1 + (offset - int(at[0]) - 1) % period
@@ -149,9 +165,9 @@ def find_pause_interval(at: Ints, is_slow: Bools) -> int | None:
             hits = np.count_nonzero(is_slow[expected])
             fit = hits / max(len(expected), len(slow_at))
             # Several may fit: a round one is what somebody has set.
-            is_rounder = best is not None and period % 10 == 0 and best % 10 and fit >= best_fit
+            is_rounder = best is not None and period % 10 == 0 and best.period % 10 and fit >= best_fit
             if fit >= MIN_PAUSES_FITTING and (fit > best_fit or is_rounder):
-                best, best_fit = period, fit
+                best, best_fit = PauseInterval(period, expected), fit
     return best
 
 
@@ -431,11 +447,11 @@ def jitter(analysis: Analysis) -> Finding | None:
     if len(speed) >= MIN_JITTER_STEPS and _p95_over_median(np.median(speed) / speed) < MIN_JITTER_RATIO:
         return None  # iterations differ in their tokens, and the speed does not
     p10_ms, median_ms, p95_ms = (float(value) for value in np.percentile(ms, (10, 50, 95)))
-    period = find_pause_interval(at, relative > (1 + p95_ratio) / 2)
+    pauses = find_pause_interval(at, relative > (1 + p95_ratio) / 2)
     return make_finding(
         "jitter",
         "info",
-        title=say("jitter.title.periodic", period=period) if period else say("jitter.title"),
+        title=say("jitter.title.periodic", period=pauses.period) if pauses else say("jitter.title"),
         evidence=say(
             "jitter.evidence.percentiles",
             iterations=len(ms),
@@ -443,8 +459,8 @@ def jitter(analysis: Analysis) -> Finding | None:
             p10_ms=p10_ms,
             p95_ms=p95_ms,
         ),
-        explanation=say("silent-spike.explanation.periodic", period=period)
-        if period
+        explanation=say("silent-spike.explanation.periodic", period=pauses.period)
+        if pauses
         else say("jitter.explanation"),
     )
 

@@ -157,8 +157,8 @@ def _nonfinite_claims(run: ComparedRun) -> list[Claim]:
     with_loss = np.flatnonzero(run.log.steps.has_loss[trajectory.rows])
     is_bad = ~np.isfinite(trajectory.loss[with_loss])
     bad = with_loss[is_bad]
-    if not len(bad) or not run.log.has_iteration_numbers:
-        return []
+    if not len(bad) or not run.log.has_iteration_numbers or not run.log.loss_measures_learning:
+        return []  # in reinforcement learning a trajectory has no losses
     if is_bad[-1]:
         finite = np.flatnonzero(~is_bad)
         start = with_loss[finite[-1] + 1] if len(finite) else bad[0]

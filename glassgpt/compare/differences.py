@@ -81,7 +81,7 @@ _CODE_KEYS = ("glassgpt_commit", "commit", "code", "trainer")
 _MAX_EXACT_INT = 2**53  # a larger int changes when it becomes a float
 _TRANSIENT_MACHINE_KEYS = ("available", "busy_cores")  # free memory and load at that moment
 _SAME_INITIAL_LOSS_GAP = 0.5  # nats; initialisations of one vocabulary differ by less
-_MAX_INITIAL_LOSS_GAP = 1.5  # nats; the loss of an untrained model is ln V, so V differs by a factor of 4.5
+_MAX_INITIAL_LOSS_GAP = 1.0  # nats; the loss of an untrained model is ln V, so V differs by a factor of 2.7
 
 ComparabilityLevel = Literal["same", "assumed", "bytes", "refused"]
 

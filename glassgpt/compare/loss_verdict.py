@@ -150,7 +150,7 @@ def past_best_claim(run: ComparedRun) -> Claim | None:
 def _overfitted_end_claim(run: ComparedRun) -> Claim | None:
     """Of a tail: both losses of the last evaluation are so far apart that the best one came earlier."""
     gap = run.analysis.train_val_gap
-    if gap is None or gap.train_lines is not None:
+    if gap is None or gap.train_lines is not None or run.is_whole:
         return None
     sentence = say(
         "compare.past-best.by_gap",

@@ -27,6 +27,7 @@ from glassgpt.explain.rules import (
     mfu,
     nonfinite,
     note_claims,
+    overfitting,
     resumes,
     step_time,
     val_curve,
@@ -55,7 +56,7 @@ def rules_of(*modules: ModuleType) -> tuple[Rule, ...]:
 # Of the loss, of the process, or of its checkpoints.
 FAILURE_RULES = rules_of(nonfinite, instability, loss_plausibility, loss_scale, gpu_memory, lost_work)
 # Trained too long, too short, stuck.
-LEARNING_RULES = rules_of(learning, val_curve, metrics, learned, note_claims)
+LEARNING_RULES = rules_of(learning, overfitting, val_curve, metrics, learned, note_claims)
 RESUME_RULES = rules_of(resumes, lr_schedule)
 # Where the time went, and what the log's clock measured.
 TIME_RULES = rules_of(eval_cost, step_time, wall_time)

@@ -44,7 +44,6 @@ MIN_WANDER_RATIO = 1.25  # of the step time, between its high and its low: less 
 MIN_DRIFT_TO_WANDER = 0.5  # first to last quarter, over that range: it went one way
 MIN_END_LINES = 5  # of each end: the mean of fewer may be higher by chance
 MIN_EQUAL_LAST_VALUES = 5  # of a metric, and at least half of all: then it stands still
-MIN_KEPT_SHARE = 0.75  # of an accuracy's first value, at the end: below that something is wrong
 EVALUATION_FINDINGS = ("memorised-data", "epoch-steps", "loss-nan")  # they advise one, or another matters
 RISE_FINDINGS = ("divergence", "loss-explosion", "loss-nan")
 # No evaluation for so much of the run at its end, and for so many of the usual intervals.
@@ -196,10 +195,7 @@ def compose_verdict(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) 
         and not _val_loss_spikes(run_log)
         and not any(one.id == "gap-growth" for one in findings)
         and not (facts.loss_ends is not None and 0 < facts.loss_ends["last"] < MIN_LOSS_TUNED)
-        and not any(
-            course.higher_is_better and course.last < MIN_KEPT_SHARE * course.first
-            for course in run_log.metric_courses
-        )
+        and not any(course.got_worse for course in run_log.metric_courses)
         and run_log.loss_measures_learning
     ):
         sentences.append(

@@ -13,6 +13,8 @@ from run_logs import make_run_log, make_steps
 
 from glassgpt.compare.compared_run import run_label
 from glassgpt.errors import UserError
+from glassgpt.runs.metric_columns import metric_of
+from glassgpt.runs.metric_series import MetricSeries
 from glassgpt.runs.noise import estimate_eval_noise
 from glassgpt.runs.run_log import LoggedEvaluation, LoggedProcess, RunLog, longest_run
 from glassgpt.runs.split_runs import split_runs
@@ -148,9 +150,16 @@ def test_padded_vocabularies_are_the_same() -> None:
 
 def test_initial_losses_far_apart_are_refused_without_a_vocabulary() -> None:
     comparison = compare_run_logs(
-        make_run(vocab_size=None), make_run([(0, 10.9), (1000, 4.0)], vocab_size=None)
+        make_run(vocab_size=None), make_run([(0, 5.55), (1000, 4.0)], vocab_size=None)
     )
     assert any("--b.vocab_size" in detail for detail in find_claim(comparison, "not-comparable").details)
+
+
+def test_reinforcement_learning_has_no_losses_that_could_break() -> None:
+    metric, at = metric_of("reward"), np.arange(0, 1001, 10)
+    assert metric is not None
+    run = replace(make_run(()), metrics=(MetricSeries("reward", metric, at, at + 1, at / 1000),))
+    assert "not-finite" not in claim_ids(compare_run_logs(run, run))
 
 
 def test_an_unknown_dataset_is_assumed_to_be_the_same() -> None:

@@ -804,6 +804,15 @@ def test_an_interruption_that_was_resumed_is_history() -> None:
     assert interrupted(analyse(replace(run_log, events=early, ended="finished"))) is None
 
 
+def test_a_loss_that_is_back_at_its_beginning_may_be_of_new_weights() -> None:
+    course = (3.0 + 7.0 * np.exp(-np.arange(0, 4000, 20) / 500)).tolist()
+    for peak, key in ((10.0, "begins_anew"), (8.0, "recovered")):
+        later = [min(loss, peak) for loss in course]
+        run_log = make_run_log(make_steps(range(0, 8000, 20), loss=add_noise([*course, *later], 0.05)))
+        one = require_finding(loss_explosion(analyse(run_log)))
+        assert (one.at, one.text["explanation"][0].key) == (4000, f"loss-explosion.explanation.{key}")
+
+
 # --- checkpoints ---
 
 
@@ -823,6 +832,7 @@ def test_a_run_that_never_saved() -> None:
     assert require_finding(dear).values["eval_s"] == pytest.approx(90)
     assert never_checkpointed(analyse(unsaved(100, 1500.0))) is None  # two minutes and a half
     assert never_checkpointed(analyse(replace(unsaved(1000, 1500.0), trainer=HF))) is None
+    assert never_checkpointed(analyse(replace(unsaved(1000, 1500.0), evals=()))) is None  # lines left out
 
 
 def test_a_log_with_gaps_or_silent_spikes_does_not_tell() -> None:

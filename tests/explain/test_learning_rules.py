@@ -25,7 +25,7 @@ from run_logs import make_run_log, make_steps
 from glassgpt.config import ConfigValue
 from glassgpt.estimate.loss_forecast import LAW
 from glassgpt.explain.registry import LEARNING_RULES
-from glassgpt.explain.rules.learning import plateau, still_improving, underfit_capacity
+from glassgpt.explain.rules.learning import hardly_learnt, plateau, still_improving, underfit_capacity
 from glassgpt.explain.rules.loss_plausibility import (
     collapsed_loss,
     constant_loss,
@@ -36,7 +36,8 @@ from glassgpt.explain.rules.loss_plausibility import (
     ppl_vs_loss,
 )
 from glassgpt.explain.rules.lost_work import best_overwritten
-from glassgpt.explain.rules.val_curve import eval_noise, gap_growth, overfitting, stuck_eval, worse_than_first
+from glassgpt.explain.rules.overfitting import overfitting
+from glassgpt.explain.rules.val_curve import eval_noise, gap_growth, stuck_eval, val_rise, worse_than_first
 from glassgpt.i18n import say
 from glassgpt.runs.metric_columns import metric_of
 from glassgpt.runs.metric_series import MetricSeries
@@ -880,6 +881,78 @@ def test_a_gap_that_grows_while_the_validation_loss_falls() -> None:
     assert growth.values["last_gap"] == pytest.approx(0.315)
     assert gap_growth(analyse(gap_run([loss + 0.3 for loss in train], train))) is None
     assert gap_growth(analyse(gap_run(add_noise(train, 0.1), train))) is None
+    # The lines before the first evaluations are of earlier weights, whose loss was higher.
+    early = [2.4, 2.3, 2.3, 2.2, 2.18, 2.13, 2.06, 2.02]
+    assert gap_growth(analyse(gap_run(early, [2.6, 2.5, *train[2:]]))) is None
+
+
+def test_a_gap_on_a_plateau_is_overfitting_where_it_still_grows() -> None:
+    """Both fall to levels far apart, as of two kinds of text; or the training loss falls on. Nothing where an
+    accuracy of held-out data rises on."""
+    at = np.arange(500, 15_001, 500)
+    val = add_noise((3.4 + 5.0 * np.exp(-at / 1500)).tolist(), 0.005)
+    for fall, is_found in ((0.0, False), (1.0, True)):
+        train = 2.2 + 6.0 * np.exp(-at / 1500) - fall * at / 15_000
+        evals = list(zip(at.tolist(), train.tolist(), val, strict=True))
+        run_log = make_run_log(make_steps(range(15_001)), evals)
+        assert (overfitting(analyse(run_log)) is not None) == is_found
+    metric = metric_of("val_bleu")
+    assert metric is not None
+    series = MetricSeries("val_bleu", metric, at, at, 30 - 20 * np.exp(-at / 8000))
+    bleu = analyse(replace(run_log, metrics=(series,)))
+    assert overfitting(bleu) is None
+    assert gap_growth(bleu) is not None
+
+
+def test_a_validation_loss_far_above_its_best_is_told_without_a_training_loss() -> None:
+    fallen = [10.9, 5.1, 4.3, 4.0, 3.8, 3.7]
+    for end, is_found in (([9.6, 8.9, 8.6, 8.5], True), ([3.9, 4.0, 3.9], False), ([9.6, 3.6, 3.6], False)):
+        evals = [(500 * row, None, loss) for row, loss in enumerate([*fallen, *end])]
+        one = val_rise(analyse(make_run_log(make_steps([]), evals)))
+        assert (one is not None) == is_found
+    assert val_rise(analyse(cpu_run())) is None
+    assert val_rise(analyse(gpu_run())) is None
+    few = require_finding(
+        val_rise(analyse(make_run_log(make_steps([]), [(500, None, 4.46), (900, None, 8.3)])))
+    )
+    assert (few.at, few.values["best_loss"], few.values["end_loss"]) == (500, 4.46, 8.3)
+    # Worse than before the first update, and not by chance.
+    start = [2.10, 2.14, 2.18, 2.21, 2.23, 2.24]
+    worse = [(100 * row, 2.6 - 0.05 * row, loss) for row, loss in enumerate(start)]
+    one = require_finding(val_rise(analyse(make_run_log(make_steps([]), worse))))
+    assert (one.at, one.text["title"][0].key) == (0, "val-rise.title.start")
+    noisy = add_noise([1.2] * 40, 0.12)
+    evals = [(100 * row, None, loss) for row, loss in enumerate([5.0, 3.0, 2.0, *noisy, 1.35], 1)]
+    assert val_rise(analyse(make_run_log(make_steps([]), evals))) is None
+
+
+def test_a_loss_that_stays_at_that_of_a_guess_is_told_of_few_lines() -> None:
+    for end, is_found in ((9.62, True), (6.0, False)):
+        losses = np.linspace(9.68, end, 21).tolist()
+        run_log = make_run_log(make_steps(range(500, 10_501, 500), loss=losses), trainer=BY_ID["unknown"])
+        assert (hardly_learnt(analyse(run_log)) is not None) == is_found
+    # Of a loss of any other kind, an excerpt, or few iterations nothing is known.
+    for scale, first, step in ((0.1, 500, 500), (1.0, 50_500, 500), (1.0, 10, 10)):
+        losses = (scale * np.linspace(9.68, 9.62, 21)).tolist()
+        at = range(first, first + 21 * step, step)
+        run_log = make_run_log(make_steps(at, loss=losses), trainer=BY_ID["unknown"])
+        assert hardly_learnt(analyse(run_log)) is None
+
+
+def test_overfitting_of_what_was_learnt_before_the_run_is_none() -> None:
+    train = [0.004 * math.exp(-row / 3) for row in range(12)]
+    val = [0.0031, 0.0025, 0.0021, 0.0019, *[0.002 + 0.0002 * row for row in range(8)]]
+    assert analyse(gap_run(val, train)).past_best is not None
+    assert overfitting(analyse(gap_run(val, train))) is None
+    scale = 200.0
+    large = gap_run([scale * loss for loss in val], [scale * loss for loss in train])
+    assert overfitting(analyse(large)) is not None
+
+
+def test_numbers_of_evaluations_that_are_not_read_soften_overfitting() -> None:
+    for columns, severity in (("val_dice, mem_gb", "advice"), ("mem_gb, eval_seconds", "warning")):
+        run_log = replace(gpu_run(), notes=(say("table.columns_left_out", columns=columns),))
+        assert require_finding(overfitting(analyse(run_log))).severity == severity
 
 
 def test_a_loss_that_was_next_to_nothing_in_the_first_epoch_is_no_memory() -> None:

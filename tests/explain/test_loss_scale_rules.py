@@ -17,7 +17,7 @@ from glassgpt.explain.rules.loss_plausibility import memorised_data
 from glassgpt.explain.rules.loss_scale import loss_above_chance, loss_scale, zeros_between
 from glassgpt.explain.rules.lost_work import interrupted
 from glassgpt.explain.rules.lr_schedule import lr_schedule_mismatch
-from glassgpt.explain.rules.metrics import metric_collapse, undecided_pairs
+from glassgpt.explain.rules.metrics import dead_reward, metric_collapse, undecided_pairs
 from glassgpt.explain.rules.nonfinite import loss_zero
 from glassgpt.explain.rules.step_time import throughput_drift
 from glassgpt.runs.metric_columns import metric_of
@@ -113,8 +113,18 @@ def test_an_accuracy_that_collapses_is_told_with_the_checkpoint_before_it() -> N
     # The first value is the best, and the others scatter little.
     one = require_finding(metric_collapse(analyse(with_metric(run_log, "acc", [0.98, 0.7, *[0.6] * 10], 45))))
     assert (one.severity, one.at, one.values["high"], one.values["highest"]) == ("warning", 45, 0.98, 0.6)
-    for values in ([0.98, *[0.85] * 11], [0.98, *[0.4, 0.8] * 6]):
+    percent = [97.0, *[95.0, 95.2] * 6]
+    for values in ([0.98, *[0.85] * 11], [0.98, *[0.4, 0.8] * 6], [0.95, *[0.7] * 11], percent):
         assert metric_collapse(analyse(with_metric(run_log, "acc", values, 45))) is None
+
+
+def test_rewards_that_are_all_the_lowest() -> None:
+    run_log = make_run_log(make_steps(range(100), loss=[0.0] * 100), trainer=UNKNOWN)
+    good = [-0.95, -0.9, -0.7, -0.96] * 5
+    one = require_finding(dead_reward(analyse(with_metric(run_log, "reward", [*good, *[-1.0] * 20], 1))))
+    assert (one.at, one.values["count"], one.values["reward_highest"]) == (20, 20, -0.7)
+    for values in ([*good, *[-1.0] * 5], [*good, *[-0.5] * 20], [-1.0] * 40):
+        assert dead_reward(analyse(with_metric(run_log, "reward", values, 1))) is None
 
 
 def test_preferences_that_stay_at_ln2() -> None:
@@ -246,3 +256,11 @@ def test_tokens_per_second_where_no_time_is_logged() -> None:
     assert [one.values[name] for name in ("first_rate", "last_rate")] == pytest.approx([9000, 1600], rel=0.02)
     even = make_steps(range(200), nan, tokens_per_s=add_noise([9000.0] * 200, 2000))
     assert throughput_drift(analyse(make_run_log(even))) is None
+    # Few lines, the first of which has the start-up; and as few that scatter.
+    few = [26e3, 81e3, 82e3, 81e3, 81e3, 80e3, 77e3, 70e3, 64e3, 59e3, 57e3, 57e3, 57e3, 56e3]
+    steps = make_steps(range(0, 1400, 100), nan[:14], tokens_per_s=few)
+    one = require_finding(throughput_drift(analyse(make_run_log(steps))))
+    assert [one.values[name] for name in ("first_rate", "last_rate")] == [81e3, 57e3]
+    few[1:4], few[-3:] = [90e3, 70e3, 80e3], [55e3, 60e3, 68e3]
+    steps = make_steps(range(0, 1400, 100), nan[:14], tokens_per_s=few)
+    assert throughput_drift(analyse(make_run_log(steps))) is None

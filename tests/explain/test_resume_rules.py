@@ -295,7 +295,8 @@ def test_a_learning_rate_that_only_rises() -> None:
     one = require_finding(lr_schedule_mismatch(analyse(run_log)))
     assert (one.values["first_share"], one.values["last_share"]) == (0.0, 1.0)
     assert one.lines == (1, 101)
-    for rates in ([min(1.0, rate * 4) for rate in rising], rising[::-1], [*rising[:100], 0.5]):
+    range_test = np.geomspace(1e-7, 1.0, 101).tolist()
+    for rates in ([min(1.0, rate * 4) for rate in rising], rising[::-1], [*rising[:100], 0.5], range_test):
         other = replace(run_log, steps=make_steps(range(101), lr=rates))
         assert lr_schedule_mismatch(analyse(other)) is None
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from run_logs import make_run_log, make_steps
 
+from glassgpt.explain.rules.overfitting import overfitting
 from glassgpt.explain.rules.step_time import find_throughput_drift
-from glassgpt.explain.rules.val_curve import overfitting
 from glassgpt.runs.analysis import Analysis
 
 

@@ -12,7 +12,7 @@ from timed_logs import GLASSGPT, LITGPT, analyse, any_timed_run, even_run, requi
 
 from glassgpt.explain.registry import TIME_RULES
 from glassgpt.explain.rules.eval_cost import eval_spikes
-from glassgpt.explain.rules.step_time import jitter, silent_spike, throughput_drift
+from glassgpt.explain.rules.step_time import find_pause_interval, jitter, silent_spike, throughput_drift
 from glassgpt.explain.rules.wall_time import clock_before_sync, startup_compile
 from glassgpt.i18n import say
 from glassgpt.runs.run_log import LoggedCheckpoint, LoggedEvaluation, LoggedProcess, LoggedSetup, RunLog
@@ -520,6 +520,36 @@ def test_a_regular_wait_is_no_work() -> None:
     run_log = make_run_log(make_steps(range(10, 4010, 10), ms))
     assert jitter(analyse(replace(run_log, trainer=epochs))) is None, "epochs hold all lengths"
     assert finding.values["p95_ms"] == 930.0
+
+
+def test_pauses_at_equal_distances_are_found_between_the_lines() -> None:
+    """Every 500 iterations, of which every 32nd has a line; a few other lines are slow, too."""
+    at, random = np.arange(31, 30_000, 32), np.random.default_rng(0)
+    is_slow = at // 500 > (at - 32) // 500
+    for others in ([], [77, 501]):
+        is_slow[others] = True
+        pauses = find_pause_interval(at, is_slow)
+        assert pauses is not None
+        assert pauses.period == 500
+        assert not np.isin(others, pauses.rows).any()
+    for count in (2, 60, 400):
+        by_chance = np.isin(np.arange(len(at)), random.choice(len(at), count, replace=False))
+        assert find_pause_interval(at, by_chance) is None
+    ms = np.where(is_slow, 900.0, 500.0) + random.normal(0, 5, len(at))
+    finding = require_finding(jitter(analyse(make_run_log(make_steps(at.tolist(), ms.tolist())))))
+    assert finding.values["period"] == 500
+
+
+def test_a_few_stalls_among_regular_pauses_are_told_apart() -> None:
+    ms = np.random.default_rng(0).normal(150.0, 3.0, 3000)
+    ms[100::100] += 8000.0
+    ms[[777, 1501, 2222]] = 30_000.0
+    finding = require_finding(silent_spike(analyse(make_run_log(make_steps(range(3000), ms.tolist())))))
+    assert finding.text["title"][0].key == "silent-spike.title.periodic"
+    assert finding.text["title"][0].values["spikes"] == 29
+    assert finding.text["title"][0].values["period"] == 100
+    assert finding.values["lost_s"] == pytest.approx(29 * 8, rel=0.01)
+    assert finding.text["evidence"][1].values["spikes"] == 3
 
 
 def test_a_first_iteration_of_no_time_at_all() -> None:

@@ -19,12 +19,14 @@ from glassgpt.runs.trajectory import (
     clips_gradients,
     numeric_setting,
     seconds_between,
+    shows_run_start,
     takes_known_settings,
     val_metric_name,
 )
 
 MIN_CONSTANT_END = 3  # losses at the end, the same to all printed digits
 MAX_RETURNING_RATIO = 2.0  # last loss over the one before an explosion: it was coming back
+MAX_ANEW_DEVIATION = 0.03  # of the first loss: at once back at it, weights look new
 # A spike: a loss compared with the median of the MEDIAN_WINDOW_STEPS losses before it.
 MEDIAN_WINDOW_STEPS = 25
 MIN_SPIKE_MADS = 8.0  # median absolute deviations above it
@@ -97,8 +99,17 @@ def loss_explosion(analysis: Analysis) -> Finding | None:
     iterations = analysis.trajectory.iteration
     share = (worst.until - worst.iteration) / max(1, int(iterations[-1]) - int(iterations[0]))
     recurs = analysis.loss_recurs if recovered is not None else None
+    first_loss = float(analysis.trajectory.finite_losses()[1][0])
+    begins_anew = (
+        recovered is not None
+        and worst.peak_iteration == worst.iteration
+        and abs(worst.peak_loss - first_loss) <= MAX_ANEW_DEVIATION * first_loss
+        and shows_run_start(run_log)
+    )
     if recurs:
         explanation = say("loss-spike.explanation.recurring", period=recurs)
+    elif begins_anew:
+        explanation = say("loss-explosion.explanation.begins_anew", first_loss=first_loss)
     elif recovered is not None:
         explanation = say("loss-explosion.explanation.recovered")
     elif worst.end_loss < MAX_RETURNING_RATIO * worst.loss_before:
@@ -110,6 +121,8 @@ def loss_explosion(analysis: Analysis) -> Finding | None:
     advice = [_lower_lr_advice(run_log, worst.iteration), _clip_advice(run_log)]
     if recurs:
         advice = [say("loss-spike.advice.recurring")]
+    elif begins_anew:
+        advice = [say("loss-explosion.advice.begins_anew", explosion_iteration=worst.iteration)]
     elif recovered is None and usable and not run_log.trainer.overwrites_checkpoint:
         advice.append(say("loss-explosion.advice.earlier_checkpoint", saved_iteration=max(usable)))
     return make_finding(

@@ -6,7 +6,12 @@ import math
 
 import numpy as np
 
-from glassgpt.explain.rules.loss_plausibility import constant_loss, has_leaked_data
+from glassgpt.explain.rules.loss_plausibility import (
+    MAX_VOCAB_SIZE,
+    MIN_WORD_VOCAB,
+    constant_loss,
+    has_leaked_data,
+)
 from glassgpt.explain.rules.nonfinite import find_nonfinite_loss, trailing_zero_losses
 from glassgpt.i18n import Message, say
 from glassgpt.record.finding import Finding, make_finding
@@ -58,6 +63,8 @@ MAX_END_CHANGE_SHARE, MAX_RANGE_SHARE = 0.01, 0.02
 # Hardly learnt: the loss over ln(vocab_size). Token frequencies alone bring a model below 0.9 in one or two
 # hundred iterations.
 MIN_SHARE_OF_CHANCE_LOSS, MIN_HARDLY_LEARNT_ITERATIONS = 0.9, 300
+# Where nobody says that it is a language model, nor whether iterations are micro-batches.
+MIN_HARDLY_LEARNT_LINES, MIN_HARDLY_LEARNT_UNKNOWN = 10, 5000
 
 # Capacity: tokens per parameter where compute is best spent (Hoffmann et al. 2022).
 CHINCHILLA_TOKENS_PER_PARAMETER = 20.0
@@ -328,6 +335,38 @@ def plateau(analysis: Analysis) -> Finding | None:
         at=stop if run_log.has_iteration_numbers else None,
         lines=analysis.lines_at([last]),
         claims={"learning at the end": "plateau"},
+    )
+
+
+def hardly_learnt(analysis: Analysis) -> Finding | None:
+    """The training loss begins at that of a guess among the tokens of a usual tokenizer, and is hardly below
+    it after many iterations; of lines too few for a plateau, or where the vocabulary is not known."""
+    run_log, (at, losses) = analysis.log, analysis.trajectory.finite_losses()
+    if len(losses) < MIN_HARDLY_LEARNT_LINES or at[-1] < MIN_HARDLY_LEARNT_UNKNOWN or plateau(analysis):
+        return None
+    if analysis.loss_rise or analysis.loss_jump or analysis.explosions or constant_loss(analysis):
+        return None
+    first, end = float(losses[0]), float(np.median(losses[-MIN_END_LOSSES:]))
+    is_guess = math.log(MIN_WORD_VOCAB) <= first <= math.log(MAX_VOCAB_SIZE)
+    is_from_start = run_log.has_iteration_numbers and at[0] <= max(1, run_log.log_interval() or 1)
+    if not is_guess or not is_from_start or not starts_from_scratch(run_log):
+        return None
+    if not MIN_SHARE_OF_CHANCE_LOSS * first < end <= first or not run_log.loss_measures_learning:
+        return None
+    return make_finding(
+        "plateau",
+        "warning",
+        title=say("plateau.title.hardly_learnt"),
+        evidence=say(
+            "plateau.evidence.first_and_last",
+            first_loss=first,
+            first_iteration=at[0],
+            end_loss=losses[-1],
+            end_iteration=at[-1],
+        ),
+        explanation=say("plateau.explanation.worse_than_unigram"),
+        advice=say("plateau.advice.raise_lr", tenth_of_loss=0.1 * first),
+        lines=analysis.lines_at([int(at[-1])]),
     )
 
 

@@ -407,6 +407,8 @@ def never_checkpointed(analysis: Analysis) -> Finding | None:
         return None
     if any(evaluation.iteration for evaluation in run_log.evals) or not facts.log_interval:
         return None
+    if not run_log.evals:
+        return None  # not even the one before training: its lines are left out, and perhaps those of saves
     # From the first logged iteration on: the start-up is not lost work.
     unsaved_s = seconds_between(trajectory, int(iterations[0]), last, facts.steady_ms)
     if not facts.steady_ms or unsaved_s is None or unsaved_s < MAX_UNSAVED_S:

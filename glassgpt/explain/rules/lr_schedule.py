@@ -28,6 +28,7 @@ MAX_FIRST_TO_SECOND_FALL = 1.2
 MIN_LOGGED_LRS = 20
 MIN_LOGGED_SHARE = 0.9  # of the run, where its learning rate is logged last
 MIN_RISING_LRS = 8  # logged, each above the one before
+MIN_RANGE_TEST_RATIO = 100.0  # of the last rate to the first: warm-ups are linear
 MAX_MIDDLE_TO_LAST_LR = 0.8  # the logged rate in the middle of the run over the last: it rose all the way
 # At a resume, compared with the last rate before it (or its peak).
 MIN_LRS_BEFORE, MIN_LRS_AFTER = 5, 3
@@ -149,6 +150,11 @@ def _rising_lr(analysis: Analysis) -> Finding | None:
         return None
     if np.any(np.diff(rates) < 0) or rates[len(rates) // 2] > MAX_MIDDLE_TO_LAST_LR * rates[-1]:
         return None
+    if (
+        rates[-1] >= MIN_RANGE_TEST_RATIO * rates[0]
+        and rates[len(rates) // 2] ** 2 < 4 * rates[0] * rates[-1]
+    ):
+        return None  # exponentially: a test of which rate is too high
     planned, last = planned_end_iteration(run_log), trajectory.last_iteration
     if last is not None and run_log.steps.iteration[rows[-1]] < MIN_LOGGED_SHARE * last:
         return None  # there are later iterations, without it

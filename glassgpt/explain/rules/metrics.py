@@ -23,8 +23,10 @@ MAX_LN2_DEVIATION = 0.05  # of the loss from ln 2: the policy has hardly moved
 MAX_CHOICE_ACCURACY = 0.75  # usually: it may be one of a choice between two
 MIN_COLLAPSE_VALUES, MIN_COLLAPSED_VALUES = 5, 2  # of a metric; of these, at the end
 MIN_GOOD_VALUES, MIN_LATE_VALUES = 4, 5  # up to the best, to know how they scatter; or in the second half
-MIN_COLLAPSE = 0.2  # of an accuracy
+MIN_COLLAPSE = 0.2  # of an accuracy, whose highest is 1, or 100 in percent
+MIN_LOST_OF_FIRST = 1 / 3  # of the first value, where that is the best
 MAX_COLLAPSED_SHARE, MAX_DEAD_SHARE = 0.5, 0.05  # of what it was
+MIN_DEAD_REWARDS, MIN_DEAD_SHARE = 10, 0.1  # at the end, all of them the lowest
 MIN_PAIR_LOSSES, MIN_DECIDED_MARGIN, MAX_DECIDED_LOSS = 3, 8.0, 0.01  # a margin of 8: one in 3000 is wrong
 
 
@@ -113,7 +115,8 @@ def metric_collapse(analysis: Analysis) -> Finding | None:
         best = int(means.argmax())
         high, end = float(means[best]), float(means[-1])
         later: Floats | None = None  # where the best is the first
-        least = MIN_COLLAPSE if one.metric.kind == "accuracy" else 0.0
+        scale = 100.0 if values.max() > 1 else 1.0
+        least = MIN_COLLAPSE * scale if one.metric.kind == "accuracy" else 0.0
         if best + width >= MIN_GOOD_VALUES:
             noise = detrended_std(values[: best + width]) or 0.0
             least = max(least, CLEAR_STANDARD_ERRORS * math.sqrt(2 / width) * noise)
@@ -123,6 +126,7 @@ def metric_collapse(analysis: Analysis) -> Finding | None:
                 continue
         else:  # too few to tell how much they scatter: then the later ones do
             late, high = values[len(values) // 2 :], float(values[0])
+            least = max(least, MIN_LOST_OF_FIRST * high)
             is_short = one.metric.kind != "accuracy" or len(late) < MIN_LATE_VALUES
             if is_short or high - late.max() <= max(least, CLEAR_STANDARD_ERRORS * float(np.std(late))):
                 continue
@@ -164,6 +168,38 @@ def metric_collapse(analysis: Analysis) -> Finding | None:
             ],
             at=at if at >= 0 else None,
             lines=[int(one.line[last_good])] if analysis.log.has_line_numbers else (),
+        )
+    return None
+
+
+def dead_reward(analysis: Analysis) -> Finding | None:
+    """Reinforcement learning: all rewards are the lowest, so no answer is better than another."""
+    if analysis.log.loss_measures_learning or metric_collapse(analysis):
+        return None
+    for one in analysis.log.own_metrics:
+        values = one.value
+        if one.metric.kind != "reward" or one.metric.is_eval or not len(values) or values[-1] > values.min():
+            continue
+        above = np.flatnonzero(values > values[-1])
+        count = len(values) - int(above[-1]) - 1 if len(above) else 0
+        if count < max(MIN_DEAD_REWARDS, MIN_DEAD_SHARE * len(values)):
+            continue
+        at = int(one.iteration[above[-1]])
+        return make_finding(
+            "dead-reward",
+            "problem",
+            title=say("dead-reward.title", name=one.name, count=count),
+            evidence=say(
+                "dead-reward.evidence",
+                name=one.name,
+                count=count,
+                reward_last=float(values[-1]),
+                reward_highest=float(values.max()),
+            ),
+            explanation=say("dead-reward.explanation"),
+            advice=say("metric-collapse.advice"),
+            at=at if at >= 0 else None,
+            lines=[int(one.line[above[-1]])] if analysis.log.has_line_numbers else (),
         )
     return None
 

@@ -14,7 +14,7 @@ from glassgpt.record.finding import Finding, Severity, make_finding
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.curve_statistics import MEDIAN_TO_MEAN_STDERR, SIGMA_PER_MAD
 from glassgpt.runs.regimes import MIN_CHANGE, Regime, local_steady_ms
-from glassgpt.runs.run_log import Floats, Ints
+from glassgpt.runs.run_log import Bools, Floats, Ints
 from glassgpt.runs.time_split import MIN_SPIKE_RATIO
 from glassgpt.runs.trajectory import shows_run_start
 
@@ -24,6 +24,11 @@ MAX_LISTED = 5  # spikes, regimes or batch sizes shown
 # Spike over an iteration that evaluates: within this range it may be an evaluation without a line.
 EVAL_TIME_RATIO_RANGE = (0.7, 1.3)
 
+# Pauses at equal distances: so many of them, and the share of them, and of the multiples of the distance,
+# that have to fit each other. A line shows a pause anywhere since the line before it.
+MIN_PAUSES, MIN_PAUSES_FITTING, MAX_PAUSE_SHARE = 4, 0.9, 0.25
+MAX_PERIOD_ERROR, MAX_PERIODS_TRIED = 0.1, 1000
+
 # Regimes: what slow ones cost, compared with the fastest of the same batch size.
 MIN_REGIME_COST_SHARE = 0.02  # of the run
 REGIME_WARNING_SHARE = 0.2
@@ -32,6 +37,7 @@ MIN_REFERENCE_SHARE = 0.005  # of the iterations, in the regime that others are 
 
 # Drift: the median time of the last quarter of the run, compared with that of the first.
 MIN_DRIFT_STEPS = 40
+MIN_DRIFT_RATES = 12  # of tokens per second
 MIN_DRIFT_SHARE = 0.10  # change over the time of the first quarter
 MIN_DRIFT_STANDARD_ERRORS = 4.0
 DRIFT_PARTS = 8
@@ -64,24 +70,32 @@ def silent_spike(analysis: Analysis) -> Finding | None:
         return None
     steps, lost_s = analysis.log.steps, split.stall_s + split.periodic_s
     rows = np.flatnonzero(split.is_spike | split.is_stalled_eval)
+    pauses = None if split.is_stalled_eval.any() else find_pause_interval(steps.iteration, split.is_spike)
+    period = pauses.period if pauses else split.spike_period
+    others_ms = np.empty(0)
+    if pauses:  # a few others may be among them
+        others_ms = steps.ms[np.setdiff1d(rows, pauses.rows)]
+        rows = np.intersect1d(rows, pauses.rows)
+        lost_s = float((split.stall_ms + split.pause_ms)[rows].sum()) / 1000
     at, ms = steps.iteration[rows], steps.ms[rows]
     share = min(1.0, lost_s / total_s)
     if lost_s < MIN_LOST_S or share < MIN_LOST_SHARE:
         return None
-    missing_eval = [] if split.is_stalled_eval.any() else _missing_eval_explanation(analysis, ms)
+    missing_eval = [] if split.is_stalled_eval.any() else _missing_eval_explanation(analysis, ms, period)
     largest = np.sort(np.argsort(-ms, kind="stable")[:MAX_LISTED])
     slowest = [f"{at[index]}: {format_ms(float(ms[index]))}" for index in largest]
     extra = {"slowest": slowest, "steady_ms": facts.steady_ms, "lost_s": lost_s, "lost_share": share}
     evidence: list[Message | None] = [
         say("silent-spike.evidence.extra_time_share", **extra)
         if shows_run_start(analysis.log)
-        else say("silent-spike.evidence.extra_time_share_of_lines", **extra)
+        else say("silent-spike.evidence.extra_time_share_of_lines", **extra),
+        _other_stalls(others_ms, facts.steady_ms),
     ]
     local_ms = local_steady_ms(analysis.regimes, len(steps))[rows]  # of the regime each one is in
     spikes = {"spikes": len(at), "max_ratio": float(np.max(ms / local_ms))}
     title = say("silent-spike.title", **spikes)
-    if split.spike_period:
-        title = say("silent-spike.title.periodic", period=split.spike_period, **spikes)
+    if period:
+        title = say("silent-spike.title.periodic", period=period, **spikes)
     explanation = missing_eval or [say("silent-spike.explanation.stalled")]
     if split.is_stalled_eval.any():
         title = say("silent-spike.title.stood_still", lost_s=lost_s, lost_share=share)
@@ -95,14 +109,7 @@ def silent_spike(analysis: Analysis) -> Finding | None:
                 longest_eval_s=float(np.max(steps.ms[split.is_stalled_eval])) / 1000,
                 typical_eval_s=(split.typical_eval_ms or 0.0) / 1000,
             ),
-            say(
-                "silent-spike.evidence.stalled_steps",
-                spikes=len(spike_ms),
-                longest_s=float(np.max(spike_ms)) / 1000,
-                steady_ms=facts.steady_ms,
-            )
-            if len(spike_ms)
-            else None,
+            _other_stalls(spike_ms, facts.steady_ms),
         ]
         explanation = [say("silent-spike.explanation.slept")]
     severity: Severity = "info"
@@ -123,11 +130,52 @@ def silent_spike(analysis: Analysis) -> Finding | None:
     )
 
 
-def _missing_eval_explanation(analysis: Analysis, ms: Floats) -> list[Message]:
+def _other_stalls(ms: Floats, steady_ms: float) -> Message | None:
+    if not len(ms):
+        return None
+    longest_s = float(np.max(ms)) / 1000
+    return say(
+        "silent-spike.evidence.stalled_steps", spikes=len(ms), longest_s=longest_s, steady_ms=steady_ms
+    )
+
+
+@dataclass(frozen=True)
+class PauseInterval:
+    period: int
+    rows: Ints  # where a pause is expected
+
+
+def find_pause_interval(at: Ints, is_slow: Bools) -> PauseInterval | None:
+    """The distance of these rows, in iterations: the trainer's own work comes so, or the borders of epochs.
+
+    Rows may be many iterations apart, so that the distances of the slow ones differ: each has a multiple
+    of the interval since the row before it, and no other row has one. A few may be slow by accident.
+    """
+    slow_at = at[is_slow]
+    if len(slow_at) < MIN_PAUSES or len(slow_at) > MAX_PAUSE_SHARE * len(at) or np.any(np.diff(at) <= 0):
+        return None
+    usual = float(np.median(np.diff(slow_at)))
+    low, high = max(2.0, usual * (1 - MAX_PERIOD_ERROR)), usual * (1 + MAX_PERIOD_ERROR)
+    best: PauseInterval | None = None
+    best_fit = 0.0
+    for period in np.unique(np.linspace(low, high, MAX_PERIODS_TRIED).round().astype(int)).tolist():
+        for offset in {0, 1, int(slow_at[0]) % period}:
+            first = int(at[0]) + 1 + (offset - int(at[0]) - 1) % period
+            expected = np.unique(np.searchsorted(at, np.arange(first, int(at[-1]) + 1, period)))
+            hits = np.count_nonzero(is_slow[expected])
+            fit = hits / max(len(expected), len(slow_at))
+            # Several may fit: a round one is what somebody has set.
+            is_rounder = best is not None and period % 10 == 0 and best.period % 10 and fit >= best_fit
+            if fit >= MIN_PAUSES_FITTING and (fit > best_fit or is_rounder):
+                best, best_fit = PauseInterval(period, expected), fit
+    return best
+
+
+def _missing_eval_explanation(analysis: Analysis, ms: Floats, period: int | None) -> list[Message]:
     """Why the spikes look like evaluations whose lines are missing; empty where they do not."""
     run_log = analysis.log
-    if analysis.time_split and analysis.time_split.spike_period:
-        return [say("silent-spike.explanation.periodic", period=analysis.time_split.spike_period)]
+    if period:
+        return [say("silent-spike.explanation.periodic", period=period)]
     if not run_log.trainer.step_time_includes_eval or analysis.facts.eval_overhead_typical_ms is None:
         return []
     eval_step_ms = analysis.facts.eval_overhead_typical_ms + (analysis.facts.steady_ms or 0.0)
@@ -303,15 +351,19 @@ def _rate_drift(analysis: Analysis) -> Finding | None:
     """By the tokens per second, where no time is logged: nearly all lines of the last quarter are slower than
     nearly all of the first, whatever the lengths of their texts."""
     rates, at = analysis.log.steps.tokens_per_s, analysis.log.steps.iteration
-    known = np.isfinite(rates) & (rates > 0)
+    known = (
+        np.isfinite(rates) & (rates > 0) & ~analysis.log.is_first_of_process()
+    )  # whose rate has the start-up
     rates, at = rates[known], at[known]
     quarter = len(rates) // 4
-    if 4 * quarter < MIN_DRIFT_STEPS or not analysis.log.has_iteration_numbers:
+    if len(rates) < MIN_DRIFT_RATES or not analysis.log.has_iteration_numbers:
         return None
     early, late = rates[:quarter], rates[-quarter:]
     first, last = float(np.median(early)), float(np.median(late))
     if np.percentile(late, 90) > np.percentile(early, 10) or first < (1 + MIN_DRIFT_SHARE) * last:
         return None
+    if 4 * quarter < MIN_DRIFT_STEPS and first - last < np.ptp(early) + np.ptp(late):
+        return None  # so few are in this order by chance, too, unless the change exceeds their scatter
     return make_finding(
         "throughput-drift",
         "advice",
@@ -321,7 +373,7 @@ def _rate_drift(analysis: Analysis) -> Finding | None:
             first_quarter_to=int(at[quarter - 1]),
             last_quarter_from=int(at[-quarter]),
         ),
-        explanation=say("throughput-drift.explanation.slower"),
+        explanation=say("throughput-drift.explanation.tokens"),
     )
 
 
@@ -388,16 +440,18 @@ def jitter(analysis: Analysis) -> Finding | None:
     parts = np.array_split(ms, min(16, max(1, len(ms) // MIN_JITTER_STEPS)))
     # Each part relative to its own median: that takes out any drift.
     relative = ms / np.concatenate([np.full(len(part), np.median(part)) for part in parts])
-    if not _p95_over_median(relative) > MIN_JITTER_RATIO or _is_periodic(at, relative):
+    p95_ratio = _p95_over_median(relative)
+    if not p95_ratio > MIN_JITTER_RATIO or _is_periodic(at, relative):
         return None
     speed = analysis.log.steps.tokens_per_s[np.isfinite(analysis.log.steps.tokens_per_s)]
     if len(speed) >= MIN_JITTER_STEPS and _p95_over_median(np.median(speed) / speed) < MIN_JITTER_RATIO:
         return None  # iterations differ in their tokens, and the speed does not
     p10_ms, median_ms, p95_ms = (float(value) for value in np.percentile(ms, (10, 50, 95)))
+    pauses = find_pause_interval(at, relative > (1 + p95_ratio) / 2)
     return make_finding(
         "jitter",
         "info",
-        title=say("jitter.title"),
+        title=say("jitter.title.periodic", period=pauses.period) if pauses else say("jitter.title"),
         evidence=say(
             "jitter.evidence.percentiles",
             iterations=len(ms),
@@ -405,7 +459,9 @@ def jitter(analysis: Analysis) -> Finding | None:
             p10_ms=p10_ms,
             p95_ms=p95_ms,
         ),
-        explanation=say("jitter.explanation"),
+        explanation=say("silent-spike.explanation.periodic", period=pauses.period)
+        if pauses
+        else say("jitter.explanation"),
     )
 
 

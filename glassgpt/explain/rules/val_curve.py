@@ -1,4 +1,4 @@
-"""The curve of validation losses: where the run should have stopped, and whether its noise hides progress."""
+"""The curve of validation losses: where it rises or stands still, and whether its noise hides progress."""
 
 from __future__ import annotations
 
@@ -7,152 +7,26 @@ import math
 import numpy as np
 
 from glassgpt.explain.rules.loss_plausibility import has_leaked_data
-from glassgpt.i18n import Message, say
+from glassgpt.explain.rules.overfitting import metric_still_better, overfitting
+from glassgpt.i18n import say
 from glassgpt.record.finding import Finding, make_finding
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.curve_statistics import median_stderr
 from glassgpt.runs.noise import CLEAR_STANDARD_ERRORS, VISIBLE_STANDARD_ERRORS
-from glassgpt.runs.past_best import MIN_EVALS, MIN_TRAIN_LOSSES, PastBest
-from glassgpt.runs.trajectory import (
-    last_iteration_done,
-    shows_run_start,
-    takes_known_settings,
-    val_metric_name,
-)
-
-WARNING_RISE_SHARE = 0.02  # of the best loss: then the last weights are not worth keeping
+from glassgpt.runs.past_best import MIN_EVALS, MIN_GAP_GROWTH_NATS, MIN_TRAIN_LOSSES, clear_rise
+from glassgpt.runs.trajectory import shows_run_start, val_metric_name
 
 MIN_WORSE_EVALS, MIN_WORSE_SHARE = 5, 0.05  # evaluations, and how far all later ones are above the first
 
-# A metric besides the loss: so many values at the best loss and at the end, and its gain between them.
-MAX_METRIC_NEIGHBOURS, MIN_METRIC_GAIN_SHARE = 2, 0.003
-
-# The same where no validation loss is logged: how far the end is below the best, and lines at both.
-MIN_METRIC_FALL_SHARE, MAX_METRIC_LINES = 0.03, 20
+# The last evaluation over the best; where that is the one before the first update.
+MIN_VAL_RISE_RATIO, MIN_ABOVE_START_RATIO = 1.25, 1.02
 
 # Steps from one evaluation to the next, compared with the noise of their difference.
 MIN_VISIBLE_SHARE = 0.01  # of the loss: nobody chooses between runs by less
-MIN_STEP_TO_VISIBLE = 1 / 20  # a curve that moves less is a plateau; more batches do not help
+MIN_STEP_TO_VISIBLE = 1 / 6  # a curve that moves less is a plateau; 36 times as many batches are no advice
 
 # Evaluations with one and the same result, and the fall of the training loss meanwhile, as a share of it.
 MIN_STUCK_EVALS, MIN_STUCK_FALL_SHARE = 3, 0.02
-
-
-def overfitting(analysis: Analysis) -> Finding | None:
-    """The validation loss rose after its best while the training loss fell; or it is far above the training
-    loss, whatever came before."""
-    past = analysis.past_best
-    is_exploded = bool(analysis.explosions) and analysis.explosions[-1].recovered_iteration is None
-    if has_leaked_data(analysis) or analysis.loss_rise or is_exploded:
-        return None  # then its losses say nothing about unseen text
-    gap = analysis.train_val_gap
-    if analysis.facts.best_val_loss is None:
-        return _overfitting_by_metric(analysis)
-    if past is None or past.is_earliest or (past.train_losses is None and gap is None):
-        return _overfitting_in_part(analysis)
-    run_log, rise = analysis.log, past.end_loss - past.best_loss
-    compared = {
-        "metric": val_metric_name(run_log),
-        "best_loss": past.best_loss,
-        "end_loss": past.end_loss,
-        "rise": rise,
-    }
-    claims: dict[str, object] = {"learning at the end": "overfitting"}
-    if run_log.has_iteration_numbers:
-        claims["best iteration"] = past.best_iteration
-        title = say("overfitting.title.since_iteration", best_iteration=past.best_iteration)
-        comparison = say(
-            "overfitting.evidence.best_end_numbered",
-            best_iteration=past.best_iteration,
-            last_iteration=past.end_iteration,
-            **compared,
-        )
-    else:
-        title = say("overfitting.title.last_share", share_after_best=past.share_after_best)
-        comparison = say("overfitting.evidence.best_end", **compared)
-    evidence = [comparison]
-    if past.train_losses is not None:
-        at_best, at_end = past.train_losses
-        evidence.append(
-            say("overfitting.evidence.training_loss", train_loss_at_best=at_best, train_loss_at_end=at_end)
-        )
-    elif gap is not None and (gap.is_of_lines or (gap.train_lines or 1) > 1):
-        evidence.append(say("overfitting.evidence.train_loss_median", train_loss=gap.train_loss))
-    elif gap is not None:
-        evidence.append(say("overfitting.evidence.train_loss", train_loss=gap.train_loss))
-    if better := _metric_still_better(analysis, past.best_iteration):
-        name, count, before, after = better
-        return make_finding(
-            "overfitting",
-            "info",
-            title=say("overfitting.title.loss_only", metric=compared["metric"], name=name),
-            evidence=[
-                *evidence,
-                say(
-                    "overfitting.evidence.metric",
-                    name=name,
-                    count=count,
-                    metric_before=before,
-                    metric_after=after,
-                ),
-            ],
-            explanation=say("overfitting.explanation.loss_only"),
-            at=past.best_iteration if run_log.has_iteration_numbers else None,
-            lines=analysis.eval_lines_at([past.best_iteration, past.end_iteration]),
-        )
-    last = max(last_iteration_done(run_log) or 0, past.end_iteration)  # the last evaluation may be before it
-    saving = (last - past.best_iteration) / max(1, last - past.start_iteration)
-    if wasted := analysis.seconds_and_share_after(past.best_iteration, past.end_iteration):
-        saving = wasted[1]
-    return make_finding(
-        "overfitting",
-        "warning" if rise > WARNING_RISE_SHARE * past.best_loss else "advice",
-        title=title,
-        evidence=evidence,
-        explanation=say("overfitting.explanation"),
-        advice=_overfitting_advice(analysis, past, saving),
-        at=past.best_iteration if run_log.has_iteration_numbers else None,
-        lines=analysis.eval_lines_at([past.best_iteration, past.end_iteration]),
-        claims=claims,
-    )
-
-
-def _overfitting_by_metric(analysis: Analysis) -> Finding | None:
-    """Where no validation loss is logged: an accuracy or a score of held-out data is below its best, beyond
-    noise, and the training loss fell meanwhile."""
-    log, (at, losses) = analysis.log, analysis.trajectory.finite_losses()
-    for course in log.metric_courses:
-        is_known = course.is_eval and course.kind in ("accuracy", "error_rate", "score", "perplexity")
-        best_at, fall = course.best_iteration, abs(course.best - course.last)
-        if not is_known or best_at is None or not log.has_iteration_numbers:
-            continue
-        if not course.stderr or fall < max(course.noise, MIN_METRIC_FALL_SHARE * abs(course.best)):
-            continue
-        before, after = losses[at <= best_at][-MAX_METRIC_LINES:], losses[at > best_at][-MAX_METRIC_LINES:]
-        error = math.hypot(median_stderr(before), median_stderr(after))
-        if min(len(before), len(after)) < MIN_TRAIN_LOSSES or not log.loss_measures_learning:
-            continue
-        train_losses = float(np.median(before)), float(np.median(after))
-        if train_losses[0] - train_losses[1] < CLEAR_STANDARD_ERRORS * error:
-            continue
-        values = {"name": course.name, "best_iteration": best_at, "count": course.mean_of}
-        compared = say("overfitting.evidence.metric_best", best=course.best, end=course.last, **values)
-        fell = say(
-            "overfitting.evidence.training_loss",
-            train_loss_at_best=train_losses[0],
-            train_loss_at_end=train_losses[1],
-        )
-        return make_finding(
-            "overfitting",
-            "warning",
-            title=say("overfitting.title.metric", **values),
-            evidence=[compared, fell],
-            explanation=say("overfitting.explanation.metric"),
-            advice=say("overfitting.advice.best_metric", **values),
-            at=best_at,
-            claims={"learning at the end": "overfitting", "best iteration": best_at},
-        )
-    return None
 
 
 def worse_than_first(analysis: Analysis) -> Finding | None:
@@ -191,119 +65,47 @@ def worse_than_first(analysis: Analysis) -> Finding | None:
     )
 
 
-def _metric_still_better(analysis: Analysis, best_iteration: int) -> tuple[str, int, float, float] | None:
-    """A metric of held-out data that is clearly better at the end than at the best loss: its name, and the
-    means of how many values around it and at the end. A perplexity says the same as the loss."""
-    # Those of an evaluation may be on the lines after it.
-    next_line = min(one.line for one in analysis.trajectory.evals if (one.iteration or 0) > best_iteration)
-    for one in analysis.log.own_metrics:
-        if not one.metric.is_eval or one.metric.kind not in ("accuracy", "error_rate", "score"):
-            continue
-        is_later = one.iteration > best_iteration
-        if not analysis.log.has_iteration_numbers:
-            is_later = one.line >= next_line
-        row, later = int((~is_later).sum()) - 1, int(is_later.sum())
-        if row < 0 or not later:
-            continue
-        near = min(
-            MAX_METRIC_NEIGHBOURS, row, (later - 1) // 3
-        )  # on either side of the best; the end is apart
-        count = 2 * near + 1
-        before, after = one.value[row - near : row + near + 1], one.value[-count:]
-        gain = float(after.mean() - before.mean()) * (1 if one.metric.higher_is_better else -1)
-        error = math.sqrt(float(before.var() + after.var()) / count)
-        least = max(VISIBLE_STANDARD_ERRORS * error, MIN_METRIC_GAIN_SHARE * abs(float(before.mean())))
-        if gain > least:
-            return one.name, count, float(before.mean()), float(after.mean())
-    return None
-
-
-def _overfitting_in_part(analysis: Analysis) -> Finding | None:
-    """From the last evaluations alone: by the gap between both losses, or by a rise in a tail. A gap at the
-    only evaluation may have been there from the start."""
-    gap, past, run_log = analysis.train_val_gap, analysis.past_best, analysis.log
-    metric, numbered = val_metric_name(run_log), run_log.has_iteration_numbers
-    if gap is not None and not gap.is_alone:
-        at, title = gap.iteration, say("overfitting.title.gap", metric=metric, gap=gap.gap)
-        losses = {"metric": metric, "train_loss": gap.train_loss, "val_loss": gap.val_loss, "gap": gap.gap}
-        explanation = say("overfitting.explanation.gap")
-        if gap.is_of_lines:
-            comparison = say("overfitting.evidence.gap_lines", **losses)
-            explanation = say("overfitting.explanation.gap_lines")
-        elif gap.train_lines is not None:
-            comparison = say("overfitting.evidence.gap_logged", last_iteration=gap.iteration, **losses)
-            explanation = say("overfitting.explanation.gap_logged")
-        elif numbered:
-            comparison = say("overfitting.evidence.gap_numbered", last_iteration=gap.iteration, **losses)
-        else:
-            comparison = say("overfitting.evidence.gap", **losses)
-    elif past is not None and past.train_losses is not None:
-        at, title = past.end_iteration, say("overfitting.title.rising", metric=metric)
-        comparison = say(
-            "overfitting.evidence.rising",
-            metric=metric,
-            earlier_loss=past.best_loss,
-            end_loss=past.end_loss,
-            train_loss_before=past.train_losses[0],
-            train_loss_at_end=past.train_losses[1],
-        )
-        explanation = say("overfitting.explanation.rising")
-    else:
+def val_rise(analysis: Analysis) -> Finding | None:
+    """The last evaluation is far above the best one, and nothing above says why: too few losses of training,
+    or these rise, too. Or it is above the one before the first update, as is every other."""
+    run_log, facts = analysis.log, analysis.facts
+    best, last, at = facts.best_val_loss, facts.final_val_loss, facts.best_val_step
+    is_start = at == 0 and run_log.has_iteration_numbers
+    least = MIN_ABOVE_START_RATIO if is_start else MIN_VAL_RISE_RATIO
+    if best is None or last is None or not 0 < least * best < last < math.inf:
+        return None
+    is_told = analysis.loss_rise or analysis.loss_jump or analysis.explosions or facts.nan_step is not None
+    if is_told or overfitting(analysis) or worse_than_first(analysis) or has_leaked_data(analysis):
         return None
     values = analysis.trajectory.val_curve()[1]
-    shows_lowest = shows_run_start(run_log) or bool(np.argmin(values))  # not the first of these lines
-    is_whole = shows_lowest and len(values) >= MIN_EVALS
-    eval_line = run_log.trainer.eval_line
-    earlier = (
-        say("overfitting.advice.earlier_lines", eval_line=eval_line)
-        if eval_line
-        else say("overfitting.advice.earlier_evaluations")
-    )
+    lowest, count = int(np.argmin(values)) if len(values) else 0, len(values)
+    if count >= MIN_EVALS and not clear_rise(values, lowest, count - 1, analysis.eval_noise):
+        return None  # by chance, as far as the others scatter
+    if (is_start and count < MIN_EVALS) or (at is not None and metric_still_better(analysis, at)):
+        return None
+    metric = val_metric_name(run_log)
     return make_finding(
-        "overfitting",
+        "val-rise",
         "warning",
-        title=title,
-        evidence=[comparison, None if is_whole else say("overfitting.evidence.best_unknown")],
-        explanation=explanation,
-        advice=[None if is_whole else earlier, say("overfitting.advice.reduce_gap")],
-        at=at if numbered else None,
-        lines=analysis.eval_lines_at([at]),
-        claims={"learning at the end": "overfitting"},
+        title=say("val-rise.title.start", metric=metric)
+        if is_start
+        else say("val-rise.title", metric=metric),
+        evidence=say("val-rise.evidence", metric=metric, best_loss=best, end_loss=last),
+        explanation=say("val-rise.explanation.start") if is_start else say("val-rise.explanation"),
+        advice=say("val-rise.advice.start") if is_start else say("val-rise.advice"),
+        at=at if run_log.has_iteration_numbers else None,
+        lines=analysis.eval_lines_at([] if at is None else [at]),
     )
-
-
-def _overfitting_advice(analysis: Analysis, past: PastBest, saving: float) -> list[Message]:
-    best_iteration = past.best_iteration
-    effect = {"saving": saving, "rise": past.end_loss - past.best_loss}
-    advice = []
-    if not analysis.log.has_iteration_numbers:
-        advice.append(say("overfitting.advice.stop_at_best", **effect))
-    elif takes_known_settings(analysis.log):
-        advice.append(say("overfitting.advice.set_max_iters", best_iteration=best_iteration, **effect))
-        if any(
-            save.iteration is not None and save.iteration > best_iteration
-            for save in analysis.trajectory.checkpoints
-        ):
-            advice.append(say("overfitting.advice.keep_best_weights"))
-    else:
-        advice.append(say("overfitting.advice.stop_at_iteration", best_iteration=best_iteration, **effect))
-    tuned = analysis.log.trainer.often_finetunes
-    advice.append(
-        say("overfitting.advice.more_examples", best_loss=past.best_loss)
-        if tuned
-        else say("overfitting.advice.more_text", best_loss=past.best_loss)
-    )
-    return advice
 
 
 def gap_growth(analysis: Analysis) -> Finding | None:
     """The gap between both losses grew, by too little for overfitting, or while the validation loss fell."""
     growth = analysis.gap_growth
-    is_told = (
-        analysis.has_overfitted or analysis.loss_rise or analysis.explosions or has_leaked_data(analysis)
-    )
-    if growth is None or is_told:
+    is_unstable = bool(analysis.loss_rise or analysis.explosions)
+    if growth is None or is_unstable or has_leaked_data(analysis) or overfitting(analysis):
         return None
+    if growth.last_gap - max(0.0, growth.first_gap) < MIN_GAP_GROWTH_NATS:
+        return None  # lines before an evaluation are of earlier weights: at first, their loss is higher
     return make_finding(
         "gap-growth",
         "info",

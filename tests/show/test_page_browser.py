@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
+import signal
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,6 +17,8 @@ from urllib.parse import urlsplit
 
 import httpx
 import journals
+import numpy as np
+import psutil  # type: ignore[import-untyped]
 import pytest
 from commands import write_run
 from page_servers import real_page
@@ -225,7 +229,7 @@ def test_axes_smoothing_and_legend(tmp_path: Path, screens: Any) -> None:
     assert screen.ask(STATE)["domain"] == pytest.approx([knots["seconds"][0], knots["seconds"][-1]])
     screen.page.focus("#chart-loss .chart .plot")
     screen.page.keyboard.press("s")
-    assert screen.ask(STATE)["smoothing"] == 5  # the next after the usual 2
+    assert screen.ask(STATE)["smoothing"] == 0.9  # the next after the usual 0.8
     screen.page.keyboard.press("l")
     assert screen.ask("() => GlassPage.page.group.plots[0].isLog") is True
     before = screen.page.evaluate(INKED, "loss")
@@ -464,9 +468,18 @@ def test_ticks_and_moving_means(tmp_path: Path, screens: Any) -> None:
     assert labels(0, 3 * 3600, False, "s") == ["0", "30m", "1h", "1h 30m", "2h", "2h 30m", "3h"]
     assert labels(0, 6e-4, False, "lr") == ["0", "1e-4", "2e-4", "3e-4", "4e-4", "5e-4", "6e-4"]
     rows = [[0, 1], [1, 2], [2, 6], [3, None], [4, 5], [5, 7]]
-    means = screen.page.evaluate("rows => [...GlassCharts.movingMean(rows.map(r => r[0]), rows, 2)]", rows)
+    smoothed = "([rows, weight]) => [...GlassCharts.movingMean(rows.map(row => row[0]), rows, weight)]"
+    means = screen.page.evaluate(smoothed, [rows, 0.4])
     assert means[:3] == [1, 3, 6]
     assert means[4:] == [5, 7]
+    line = [[at, 5 - at / 1000] for at in range(0, 4000, 4)]
+    noise = [[at, value] for at, value in enumerate(np.random.default_rng(0).normal(size=20_000).tolist())]
+    for weight in (0.8, 0.9, 0.99):
+        means = screen.page.evaluate(smoothed, [line, weight])
+        assert means[100:-100] == pytest.approx([value for _, value in line[100:-100]])  # it does not lag
+        # As much noise as exponential smoothing leaves.
+        left = float(np.std(screen.page.evaluate(smoothed, [noise, weight])[200:-200]))
+        assert left == pytest.approx(math.sqrt((1 - weight) / (1 + weight)), rel=0.1), weight
     assert screen.ask("() => GlassCharts.interpolate([0, 10, 20], [0, 100, 400], 25)") == 550
 
 
@@ -593,6 +606,34 @@ def test_a_new_warning_rings_and_advice_does_not(live: PlayedServer) -> None:
     assert screen.ask("() => window.rung") == ["run-a: warning"]
 
 
+def test_the_bell_asks_once_and_then_notifies(live: PlayedServer) -> None:
+    """Chromium's own notification; only that one was made is seen through a subclass."""
+    first = live.documents["a"]["view"]["findings"][0]
+    news = first | {"id": "loss-explosion", "severity": "problem", "title": EVIL, "evidence": "From 3 to 9."}
+    live.screen.context.grant_permissions(["notifications"], origin=ORIGIN)
+    live.screen.context.add_init_script("""
+      window.rung = [];
+      window.Notification = class extends Notification {
+        constructor(title, options) { super(title, options); rung.push([this.title, this.body]); }
+      };
+    """)
+    screen = open_live(live)
+    bell = screen.page.locator(".bar-top [aria-label^='notify me of new warnings']")
+    assert bell.get_attribute("aria-pressed") == "false"
+    ring = "finding => { GlassPage.page.view.findings = [finding]; GlassPage.notify(new Set(['findings'])); }"
+    screen.page.evaluate(ring, news | {"id": "loss-nan"})
+    assert screen.ask("() => window.rung") == []  # it is off
+    bell.click()
+    screen.page.wait_for_selector(".bar-top [aria-pressed=true]")
+    for _ in range(2):
+        screen.page.evaluate(ring, news)
+    assert screen.ask("() => window.rung") == [[f"run-a: {EVIL}", "From 3 to 9."]]  # once
+    bell.click()
+    screen.page.wait_for_selector(".bar-top [aria-pressed=false]")
+    screen.page.evaluate(ring, news | {"id": "divergence"})
+    assert len(screen.ask("() => window.rung")) == 1
+
+
 def test_a_resume_supersedes_rows(live: PlayedServer) -> None:
     live.events = event("supersede", from_iter=1500) + event("summary", sentence="Resumed.")
     screen = open_live(live)
@@ -637,6 +678,33 @@ def test_compare_draws_the_other_run_and_says_why(live: PlayedServer) -> None:
     with screen.page.expect_response("**/api/compare?run=b&run=a"):
         screen.page.click("#compare .chip:last-child [aria-label=baseline]")
     assert "base=b" in screen.ask("() => location.hash")
+
+
+def test_the_causes_of_a_comparison_follow_what_goes_on(live: PlayedServer) -> None:
+    """Also at its end; what did not change stays, with what is selected in it."""
+    listed, found = live.json_of("api/runs"), live.json_of("api/compare")
+    live.screen.page.route("**/api/runs", lambda route: route.fulfill(json=listed))
+    answered = []
+
+    def answer(route: Any) -> None:
+        answered.append(dict(found))
+        route.fulfill(json=found)
+
+    live.screen.page.route("**/api/compare?*", answer)
+    screen = open_live(live)
+    screen.page.select_option("#compare select", "b")
+    screen.page.get_by_text("b is slower.").wait_for()
+    refresh = "async () => { await new Promise(done => setTimeout(done, 2000)); await GlassPage.refresh(); }"
+    screen.ask("() => { document.querySelector('.sentences li').isOld = true; }")
+    screen.ask(refresh)
+    assert len(answered) == 2
+    assert screen.ask("() => document.querySelector('.sentences li').isOld") is True
+    found["causes"] = ["its dataset"]
+    listed["runs"][0]["live"] = False  # it has just ended
+    screen.ask(refresh)
+    screen.page.get_by_text("its dataset").wait_for()
+    screen.ask(refresh)
+    assert len(answered) == 3  # nothing goes on
 
 
 def test_two_hundred_runs_are_listed_filtered_and_sorted(live: PlayedServer) -> None:
@@ -715,6 +783,64 @@ def test_before_the_first_line_of_a_run_the_page_waits(live: PlayedServer) -> No
     assert live.screen.page.locator("progress").count() == 0
     live.documents["a"] = document
     live.screen.page.wait_for_selector("figure")
+
+
+def test_before_the_first_run_the_list_waits_and_fills_by_itself(tmp_path: Path, screens: Any) -> None:
+    screen = screens()
+    with real_page(cwd=tmp_path) as client:
+        visit_real(screen, client)
+        screen.page.get_by_text("Waiting for the first run").wait_for()
+        assert not screen.page.locator(".runs table").is_visible()
+        write_run(tmp_path / "runs/first", [journals.run(1000), journals.evaluation(0, "val", 4.2)])
+        screen.ask("() => GlassPage.refresh()")
+        screen.page.wait_for_selector("figure")
+        assert screen.page.inner_text("h1") == "first"
+        assert not screen.page.locator(".runs").is_visible()
+        screen.page.close()  # before its server
+
+
+def test_a_server_that_is_killed_leaves_the_page(tmp_path: Path, browser: Any) -> None:
+    """What was drawn stays and can be saved; the page says that it is not current any more."""
+    screen = Screen(browser)  # its console names each request that failed
+    with real_page("demo:gpu", cwd=tmp_path) as client:
+        page = open_real(screen, client)
+        psutil.Process(server_of(client)).send_signal(signal.SIGKILL)
+        page.get_by_text("connection lost").wait_for()
+        assert page.locator("figure").count() == 3
+        page.click("#chart-loss .menu summary")
+        with page.expect_download():
+            page.get_by_role("button", name="SVG").first.click()
+    assert [
+        line for line in screen.complaints if "ERR_CONNECTION" not in line and "ERR_INCOMPLETE" not in line
+    ] == []
+    screen.context.close()
+
+
+def server_of(client: httpx.Client) -> int:
+    """The process that listens on the port of this client's address."""
+    port = client.base_url.port
+    for child in psutil.Process().children(recursive=True):
+        if any(one.laddr.port == port for one in child.net_connections() if one.status == "LISTEN"):
+            return int(child.pid)
+    raise AssertionError("no server")
+
+
+def test_the_csv_of_a_chart_has_its_columns(tmp_path: Path, screens: Any) -> None:
+    screen = screens()
+    with real_page("demo:gpu", cwd=tmp_path) as client:
+        page = open_real(screen, client)
+        heads = {}
+        for panel, item in (("loss", "CSV"), ("step-time", "CSV"), ("loss", "CSV, all columns")):
+            page.click(f"#chart-{panel} .menu summary")
+            with page.expect_download() as download:
+                page.locator(f"#chart-{panel}").get_by_role("button", name=item, exact=True).click()
+            lines = Path(download.value.path()).read_text().splitlines()
+            heads[panel, item] = (download.value.suggested_filename, lines[0].split(",")[2:])
+        page.close()  # before its server
+    assert heads["loss", "CSV"][1] == ["loss", "train_eval_loss", "val_loss", "val_stderr"]
+    assert heads["loss", "CSV"][0] == "demo_gpu-loss.csv"
+    assert heads["step-time", "CSV"][1] == ["step_ms"]
+    assert len(heads["loss", "CSV, all columns"][1]) > 6
 
 
 def test_a_checkpoint_is_asked_to_write(live: PlayedServer) -> None:
@@ -815,13 +941,17 @@ def hostile_log(folder: Path) -> Path:
 
 
 def open_real(screen: Screen, client: httpx.Client) -> Any:
+    visit_real(screen, client)
+    screen.page.wait_for_selector("figure")
+    return screen.page
+
+
+def visit_real(screen: Screen, client: httpx.Client) -> None:
     """With the cookie of the client's first visit."""
     (cookie,) = client.cookies.jar
     base = str(client.base_url)
     screen.context.add_cookies([{"name": cookie.name, "value": str(cookie.value), "url": base}])
     screen.page.goto(base)
-    screen.page.wait_for_selector("figure")
-    return screen.page
 
 
 @pytest.mark.parametrize(("write", "places"), [(hostile_run, 8), (hostile_log, 1)])

@@ -16,7 +16,8 @@ const GlassPage = (() => {
   const words = readBlock("words") ?? {};
   const say = (key) => words[key] ?? key;
   const root = document.documentElement;
-  const DEFAULT_SMOOTHING = 2;  // percent of what is seen: noise becomes pale, and a line can be read
+  const DEFAULT_SMOOTHING = 0.8;  // nine rows: noise becomes pale, and a line can be read
+  const MAX_SMOOTHING = 0.99;
   const REFRESH_MS = 5000;  // of the list of runs, and of compared runs that go on
   const MAX_ROWS = 3000;  // of a series; above, the rows are asked for anew, decimated
 
@@ -47,9 +48,9 @@ const GlassPage = (() => {
   const hashValues = () => new URLSearchParams(location.hash.slice(1));
   function stateFromHash() {
     const values = hashValues(), list = (key) => new Set((values.get(key) ?? "").split(",").filter(Boolean));
-    const range = (values.get("range") ?? "").split("-").map(Number);
+    const range = (values.get("range") ?? "").split("-").map(Number), smooth = Number(values.get("smooth") ?? NaN);
     return {
-      axis: values.get("x") || "update", logX: values.has("logx"), smoothing: values.has("smooth") ? Math.min(20, Number(values.get("smooth")) || 0) : DEFAULT_SMOOTHING,
+      axis: values.get("x") || "update", logX: values.has("logx"), smoothing: smooth >= 0 && smooth <= MAX_SMOOTHING ? smooth : DEFAULT_SMOOTHING,
       range: range.length === 2 && range[1] > range[0] ? range : null, toPlan: values.has("plan"), hidden: list("hide"), flipped: list("log"),
     };
   }
@@ -364,5 +365,5 @@ const GlassPage = (() => {
   }
 
   document.addEventListener("DOMContentLoaded", start);
-  return {getJson, jsonLines, loadRuns, notify, open, page, post, register, remembered, runPath, say, writeHash};
+  return {MAX_SMOOTHING, getJson, jsonLines, loadRuns, notify, open, page, post, register, remembered, runPath, say, toggleRuns, writeHash};
 })();

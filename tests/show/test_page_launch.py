@@ -67,12 +67,13 @@ def test_with_a_tab_open_it_stays_ten_minutes_after_the_run(monkeypatch: pytest.
     address = launch.bind()
     server = threading.Thread(target=launch.serve, args=(address, ["demo:gpu"], lifetime), daemon=True)
     server.start()
-    run, (base, _, query) = visit(address.url).json()["selected"], address.url.partition("?")
+    url = address.url
+    run, (base, _, query) = visit(url).json()["selected"], url.partition("?")
     with httpx.stream("GET", f"{base}api/runs/{run}/events?{query}", timeout=60) as stream:
         lines = stream.iter_lines()  # held: without it the connection is closed
         next(lines)
         now += 7 * 86_400  # it trains for a week
-        visit(address.url)
+        visit(url)
         is_over = True
         ended_at = now
         while lifetime._over_at is None:
@@ -87,7 +88,7 @@ def test_with_a_tab_open_it_stays_ten_minutes_after_the_run(monkeypatch: pytest.
         server.join(timeout=30)
         assert not server.is_alive()
     with pytest.raises(httpx.ConnectError):
-        visit(address.url)
+        visit(url)
 
 
 def test_the_command_lives_until_it_is_ended_or_idle() -> None:

@@ -281,6 +281,7 @@ const GlassPage = (() => {
   }
 
   function fail(error) {
+    page.hasFailed = true;
     const note = node("p", "failure", null, error.message);
     note.setAttribute("role", "alert");
     page.main.replaceChildren(note);
@@ -301,7 +302,7 @@ const GlassPage = (() => {
 
   async function open(run) {
     source?.close();
-    Object.assign(page, {run, hasEnded: false, isConnected: true});
+    Object.assign(page, {run, hasEnded: false, hasFailed: false, isConnected: true});
     try {
       const {view, rows, cursor} = await readView(run);
       if (run !== page.run) return;

@@ -123,6 +123,7 @@
   }
   // Once in a while: what became of runs that go on, in the list, in the charts and in what is said of them.
   async function refresh() {
+    if (page.hasFailed && page.run) await open(page.run);  // it may be there by now
     const isLive = (id) => page.runs.some((run) => run.id === id && run.live);
     const wasLive = new Set(page.compared.length ? [page.run, ...page.compared].filter(isLive) : []);
     explained.isStale ||= wasLive.size > 0;
@@ -175,7 +176,7 @@
     show() {
       this.folder.textContent = page.folder;
       this.none.hidden = page.runs.length > 0;
-      this.table.hidden = this.search.hidden = !page.runs.length;
+      this.table.parentNode.hidden = this.search.hidden = !page.runs.length;
       this.arrange();
     },
     arrange() {

@@ -739,6 +739,22 @@ def test_runs_are_chosen_in_the_list_before_one_is_open(live: PlayedServer) -> N
     assert not live.screen.page.get_by_role("checkbox", name="Compare: run-a", exact=True).is_checked()
 
 
+def test_no_more_runs_are_ticked_than_are_compared(live: PlayedServer) -> None:
+    for number in range(8):
+        live.documents[f"old-{number}"] = live.documents["b"]
+    screen = open_live(live, f"#run=a&with={','.join(f'old-{number}' for number in range(5))}")
+    screen.page.get_by_role("button", name="Runs").click()
+    sixth, seventh = (
+        screen.page.get_by_role("checkbox", name=f"Compare: run-old-{number}", exact=True) for number in (5, 6)
+    )
+    sixth.click()
+    screen.page.wait_for_function("() => GlassPage.page.group.overlays.length === 6")
+    assert (seventh.is_checked(), seventh.is_disabled()) == (False, True)
+    assert not screen.page.locator("#compare select").is_visible()
+    sixth.click()
+    assert seventh.is_enabled()
+
+
 def test_the_list_and_compared_runs_follow_what_goes_on(live: PlayedServer) -> None:
     listed = live.json_of("api/runs")
     live.screen.page.route("**/api/runs", lambda route: route.fulfill(json=listed))

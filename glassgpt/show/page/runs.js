@@ -36,7 +36,7 @@
       if (!changed.has("runs") && !changed.has("compared")) return;
       const others = runs.filter(({id}) => id !== run && !compared.includes(id));
       this.choice.replaceChildren(new Option(say("page.add_run"), ""), ...others.map(({id, name}) => new Option(name, id)));
-      this.choice.hidden = !others.length;
+      this.choice.hidden = !others.length || compared.length >= MAX_COMPARED;
       const shown = compared.length ? [run, ...compared] : [];
       // The sentences call the runs A, B, C: the baseline first.
       const order = [baseline ?? run, ...shown.filter((id) => id !== (baseline ?? run))];
@@ -188,10 +188,14 @@
         return sign * (typeof a === "string" ? a.localeCompare(b) : a - b);
       });
       for (const cell of this.heads) cell.ariaSort = cell.dataset.column === this.sortKey ? (this.isDown ? "descending" : "ascending") : "none";
-      const items = kept.map((run) => ({run, isCurrent: run.id === page.run, isCompared: page.compared.includes(run.id)}));
+      const isFull = page.compared.length >= MAX_COMPARED;
+      const items = kept.map((run) => {
+        const isCurrent = run.id === page.run, isChosen = isCurrent || page.compared.includes(run.id);
+        return {run, isCurrent, isChosen, isRefused: isFull && !isChosen};
+      });
       syncChildren(this.body, items, (item) => item.run.id, (item) => this.row(item));
     },
-    row({run, isCurrent, isCompared}) {
+    row({run, isCurrent, isChosen, isRefused}) {
       const row = node("tr", isCurrent ? "current" : "");
       const link = node("a", "", Object.assign(node("th", "", row), {scope: "row"}));
       link.href = `#run=${encodeURIComponent(run.id)}`;
@@ -207,7 +211,10 @@
       number(run.updates, (value) => (run.planned ? `${value.toLocaleString("en-US")} / ${formatCount(run.planned)}` : value.toLocaleString("en-US")));
       number(run.tokens_per_s, (value) => formatCount(value));
       number(run.modified, (value) => new Date(1000 * value).toLocaleString("sv", {dateStyle: "short", timeStyle: "short"}));
-      const box = Object.assign(node("input", "", node("td", "", row)), {type: "checkbox", checked: isCurrent || isCompared, disabled: isCurrent, ariaLabel: `${say("page.compare")}: ${run.name}`});
+      const box = Object.assign(node("input", "", node("td", "", row)), {
+        type: "checkbox", checked: isChosen, disabled: isCurrent || isRefused,
+        title: isRefused ? say("page.compare_full") : "", ariaLabel: `${say("page.compare")}: ${run.name}`,
+      });
       box.addEventListener("change", () => {
         if (!page.view) open(run.id);  // the first one: others are drawn into its charts
         else compareWith(box.checked ? [...page.compared, run.id] : page.compared.filter((id) => id !== run.id));

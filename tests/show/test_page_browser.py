@@ -379,6 +379,28 @@ def test_crosshair_pins_and_findings(tmp_path: Path, screens: Any) -> None:
     assert screen.ask("() => GlassPage.page.group.highlight") == "overfitting"
 
 
+def test_a_pin_takes_the_colour_of_its_finding(tmp_path: Path, screens: Any) -> None:
+    """Also when that became more serious, or came after the chart."""
+    run = glassgpt_run()
+    document = {"view": make_view(Analysis(run), FINDINGS, "run"), "rows": rows_of(run)}
+    pin = {"x": 1750, "y": 3.3, "label": "here", "kind": "finding", "finding": "late"}
+    document["view"]["panels"][0]["marks"] = [pin]
+    screen = open_offline(screens(), tmp_path, offline_html(document))
+    found = document["view"]["findings"][0] | {"id": "late", "severity": "problem"}
+    code = """finding => {
+      GlassPage.page.view.findings = [finding];
+      GlassPage.notify(new Set(["findings"]));
+      GlassPage.page.group.flush();
+      const chart = GlassPage.page.group.plots[0], [{at, head}] = chart.marksSeen(), ratio = devicePixelRatio;
+      const copy = new OffscreenCanvas(chart.canvas.width, chart.canvas.height).getContext("2d");
+      copy.drawImage(chart.canvas, 0, 0);
+      const [red, green, blue] = copy.getImageData(at * ratio, head * ratio, 1, 1).data;
+      return [`rgb(${red}, ${green}, ${blue})`, chart.group.colour("problem")];
+    }"""
+    drawn, problem = screen.page.evaluate(code, found)
+    assert drawn == problem
+
+
 def test_exports_have_title_and_legend(tmp_path: Path, screens: Any) -> None:
     screen = open_offline(screens(), tmp_path, report_of(glassgpt_run()))
     files = {}
@@ -745,7 +767,8 @@ def test_no_more_runs_are_ticked_than_are_compared(live: PlayedServer) -> None:
     screen = open_live(live, f"#run=a&with={','.join(f'old-{number}' for number in range(5))}")
     screen.page.get_by_role("button", name="Runs").click()
     sixth, seventh = (
-        screen.page.get_by_role("checkbox", name=f"Compare: run-old-{number}", exact=True) for number in (5, 6)
+        screen.page.get_by_role("checkbox", name=f"Compare: run-old-{number}", exact=True)
+        for number in (5, 6)
     )
     sixth.click()
     screen.page.wait_for_function("() => GlassPage.page.group.overlays.length === 6")
@@ -795,7 +818,7 @@ def test_before_the_first_line_of_a_run_the_page_waits(live: PlayedServer) -> No
     document = live.documents["a"]
     live.documents["a"] = {"reading": 1}
     live.screen.page.goto(f"{ORIGIN}/")
-    live.screen.page.get_by_text("Nothing of a training run is to be seen yet.").wait_for()
+    live.screen.page.get_by_text("Waiting for the first line of a training run.").wait_for()
     assert live.screen.page.locator("progress").count() == 0
     live.documents["a"] = document
     live.screen.page.wait_for_selector("figure")

@@ -115,7 +115,7 @@ def test_before_the_first_line(tmp_path: Path) -> None:
     followed.poll()
     followed.refresh()
     assert (
-        shown(screen_of(followed, "train.log"), 80, 24)[1] == "Nothing of a training run is to be seen yet."
+        shown(screen_of(followed, "train.log"), 80, 24)[1] == "Waiting for the first line of a training run."
     )
 
 

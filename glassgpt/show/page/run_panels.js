@@ -103,7 +103,10 @@
       return this.root;
     },
     update({view: {findings, live}, group}) {
-      if (group) group.findings = Object.fromEntries(findings.map(({id, at, severity}) => [id, {at, severity}]));
+      if (group) {
+        group.findings = Object.fromEntries(findings.map(({id, at, severity}) => [id, {at, severity}]));
+        group.refresh(({panel}) => panel?.marks?.length > 0);  // a pin has the colour of its finding
+      }
       syncChildren(this.list, findings, ({id}) => id, findingCard);
       this.none.hidden = findings.length > 0;
       this.none.textContent = live ? say("page.no_findings_yet") : say("report.findings.none");

@@ -838,6 +838,30 @@ def test_before_the_first_run_the_list_waits_and_fills_by_itself(tmp_path: Path,
         screen.page.close()  # before its server
 
 
+def test_a_stream_that_is_refused_is_asked_for_again(browser: Any) -> None:
+    """From where the page is, which had some of it before."""
+    screen = Screen(browser)  # its console names what was refused
+    server = PlayedServer(screen)
+    asked: list[str] = []
+
+    def events(route: Any) -> None:
+        asked.append(route.request.url.partition("cursor=")[2])
+        row = (
+            f"id: {len(asked)}\n{event('append', series='loss', rows=[[3000 + len(asked), 2.5]], cursor='')}"
+        )
+        refused = {"status": 503, "content_type": "application/json", "body": "{}"}
+        accepted = {"body": f"retry: 10\n{row}", "content_type": "text/event-stream"}
+        route.fulfill(**(refused if len(asked) in (2, 3) else accepted))
+
+    screen.page.route("**/events?*", events)
+    open_live(server)
+    screen.page.get_by_text("connection lost").wait_for()
+    screen.page.wait_for_function("() => GlassPage.page.group.rows.loss.at(-1)[0] >= 3004", timeout=60_000)
+    assert asked[0] == "0"
+    assert asked[3] == "1"
+    screen.context.close()
+
+
 def test_a_server_that_is_killed_leaves_the_page(tmp_path: Path, browser: Any) -> None:
     """What was drawn stays and can be saved; the page says that it is not current any more."""
     screen = Screen(browser)  # its console names each request that failed

@@ -234,10 +234,17 @@ const GlassPage = (() => {
     source?.close();
     const {run} = page;
     source = new EventSource(`${runPath("events", run)}?cursor=${encodeURIComponent(cursor)}`);
-    const on = (kind, action) => source.addEventListener(kind, (event) => { if (run === page.run) action(JSON.parse(event.data || "{}")); });
+    const on = (kind, action) => source.addEventListener(kind, (event) => {
+      cursor = event.lastEventId || cursor;
+      if (run === page.run) action(JSON.parse(event.data || "{}"));
+    });
     const setConnected = (isConnected) => { page.isConnected = isConnected; bar.update(page); };
     source.onopen = () => setConnected(true);
-    source.onerror = () => setConnected(false);
+    source.onerror = ({target}) => {
+      setConnected(false);
+      // Refused, as by a server with too many tabs: then the browser does not try again by itself.
+      if (target.readyState === EventSource.CLOSED) setTimeout(() => target === source && follow(cursor), REFRESH_MS);
+    };
     on("append", ({series, rows}) => {
       page.group.append(series, rows);
       if (page.group.rows[series].length > MAX_ROWS) decimate();
@@ -282,6 +289,7 @@ const GlassPage = (() => {
 
   function fail(error) {
     page.hasFailed = true;
+    if (page.main.querySelector(".failure")?.textContent === error.message) return;  // once for a screen reader
     const note = node("p", "failure", null, error.message);
     note.setAttribute("role", "alert");
     page.main.replaceChildren(note);

@@ -96,7 +96,7 @@ def check_page_and_ctrl_c(nanogpt: Path, folder: Path) -> dict[str, Any]:
     running = view_of(url)["sentence"]
     os.killpg(process.pid, signal.SIGINT)
     process.communicate(timeout=_LIMIT_S)
-    place = re.search(r"update ([\d,]+) of 100,000", running)
+    place = re.search(r"iteration ([\d,]+) of 100,000", running)
     deadline = time.monotonic() + 30
     while (ended := view_of(url))["live"] and time.monotonic() < deadline:
         time.sleep(0.5)

@@ -127,7 +127,8 @@ OpenBrowser = Literal["auto", "yes", "no"]
 
 @dataclass(frozen=True)
 class PageOptions:
-    """Show runs and logs in the browser, live or finished, until Ctrl-C. Without RUN, FOLDER or LOG: runs/.
+    """Show runs and logs in the browser, live or finished, until Ctrl-C. Without RUN, FOLDER or LOG: runs/,
+    also before there is a run in it.
 
     Only this machine can open the page, with the address that is printed. To try it: glass page demo:gpu
     """
@@ -156,10 +157,8 @@ def page(words: list[str]) -> int:
         problems.append(f"--idle={options.idle} is not a time of at most a day: try --idle=30s or --idle=2h")
     for name in names:
         with collect_problems(problems):
-            if not os.path.lexists(source_path(name)):
+            if not os.path.lexists(source_path(name)) and Path(name) != RUNS_DIR:  # which may come
                 problems.append(f"there is no file or folder {name}")
-    if not names and not RUNS_DIR.is_dir():
-        problems.append(f"there is no folder {RUNS_DIR}/ here; say what to show: glass page RUN, or a log")
     problems += launch.page_problems()
     if problems or idle_s is None:
         raise UserError(problems)

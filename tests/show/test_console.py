@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
+from rich.text import Text
 from run_records import (
     LEDGER,
     checkpoint_record,
@@ -49,6 +51,36 @@ def shown(*records: Record, verbose: bool = False, out: Console | None = None) -
     for one in records:
         console(one)
     return text_of(out).splitlines()
+
+
+def test_an_explosion_is_said_once_while_it_lasts() -> None:
+    """And rings, on a terminal. Odd batches, and a loss that is only noisy, are none."""
+
+    def losses(*values: float) -> list[Record]:
+        return [run_record(1000), *(step_record(10 * at, loss=one) for at, one in enumerate(values, 1))]
+
+    calm = [4 - at / 20 for at in range(30)]
+    lines = shown(*losses(*calm, *[9.0] * 20))
+    [said] = [at for at, line in enumerate(lines) if line.startswith("problem")]
+    text = "The training loss explodes: 2.5500 at iteration 300, 9.0000 at iteration 310. Lower"
+    assert text in lines[said]
+    assert [line.split()[1] for line in lines[:said] if line.startswith("iter")][-1] == "330"  # the third
+    assert not [line for line in shown(*losses(*calm, 9.0, 9.0, *[2.5] * 20)) if line.startswith("problem")]
+    assert not [line for line in shown(*losses(*calm, *calm)) if line.startswith("problem")]
+    again = shown(*losses(*calm, *[9.0] * 8, *[2.5] * 30, *[9.0] * 8))
+    assert len([line for line in again if line.startswith("problem")]) == 2
+    start = [run_record(1000), eval_record(0, "val", 4.2)]
+    early = shown(*start, *(step_record(at, loss=12.0) for at in range(10, 100, 10)))
+    assert len([line for line in early if line.startswith("problem")]) == 1
+    bells = {}
+    for live in (True, False):
+        out = Console(file=io.StringIO(), width=80, force_terminal=True)
+        console = RunConsole(out, live)
+        for one in losses(*calm, *[9.0] * 20):
+            console(one)
+        bells[live] = text_of(out).count("\a")
+        assert max(cell_len(line) for line in Text.from_ansi(text_of(out)).plain.splitlines()) <= 80
+    assert bells == {True: 1, False: 0}
 
 
 def test_a_run_that_the_page_stops_says_so() -> None:

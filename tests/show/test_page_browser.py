@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
+import signal
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,6 +17,8 @@ from urllib.parse import urlsplit
 
 import httpx
 import journals
+import numpy as np
+import psutil  # type: ignore[import-untyped]
 import pytest
 from commands import write_run
 from page_servers import real_page
@@ -225,7 +229,7 @@ def test_axes_smoothing_and_legend(tmp_path: Path, screens: Any) -> None:
     assert screen.ask(STATE)["domain"] == pytest.approx([knots["seconds"][0], knots["seconds"][-1]])
     screen.page.focus("#chart-loss .chart .plot")
     screen.page.keyboard.press("s")
-    assert screen.ask(STATE)["smoothing"] == 5  # the next after the usual 2
+    assert screen.ask(STATE)["smoothing"] == 0.9  # the next after the usual 0.8
     screen.page.keyboard.press("l")
     assert screen.ask("() => GlassPage.page.group.plots[0].isLog") is True
     before = screen.page.evaluate(INKED, "loss")
@@ -375,6 +379,28 @@ def test_crosshair_pins_and_findings(tmp_path: Path, screens: Any) -> None:
     assert screen.ask("() => GlassPage.page.group.highlight") == "overfitting"
 
 
+def test_a_pin_takes_the_colour_of_its_finding(tmp_path: Path, screens: Any) -> None:
+    """Also when that became more serious, or came after the chart."""
+    run = glassgpt_run()
+    document = {"view": make_view(Analysis(run), FINDINGS, "run"), "rows": rows_of(run)}
+    pin = {"x": 1750, "y": 3.3, "label": "here", "kind": "finding", "finding": "late"}
+    document["view"]["panels"][0]["marks"] = [pin]
+    screen = open_offline(screens(), tmp_path, offline_html(document))
+    found = document["view"]["findings"][0] | {"id": "late", "severity": "problem"}
+    code = """finding => {
+      GlassPage.page.view.findings = [finding];
+      GlassPage.notify(new Set(["findings"]));
+      GlassPage.page.group.flush();
+      const chart = GlassPage.page.group.plots[0], [{at, head}] = chart.marksSeen(), ratio = devicePixelRatio;
+      const copy = new OffscreenCanvas(chart.canvas.width, chart.canvas.height).getContext("2d");
+      copy.drawImage(chart.canvas, 0, 0);
+      const [red, green, blue] = copy.getImageData(at * ratio, head * ratio, 1, 1).data;
+      return [`rgb(${red}, ${green}, ${blue})`, chart.group.colour("problem")];
+    }"""
+    drawn, problem = screen.page.evaluate(code, found)
+    assert drawn == problem
+
+
 def test_exports_have_title_and_legend(tmp_path: Path, screens: Any) -> None:
     screen = open_offline(screens(), tmp_path, report_of(glassgpt_run()))
     files = {}
@@ -464,9 +490,18 @@ def test_ticks_and_moving_means(tmp_path: Path, screens: Any) -> None:
     assert labels(0, 3 * 3600, False, "s") == ["0", "30m", "1h", "1h 30m", "2h", "2h 30m", "3h"]
     assert labels(0, 6e-4, False, "lr") == ["0", "1e-4", "2e-4", "3e-4", "4e-4", "5e-4", "6e-4"]
     rows = [[0, 1], [1, 2], [2, 6], [3, None], [4, 5], [5, 7]]
-    means = screen.page.evaluate("rows => [...GlassCharts.movingMean(rows.map(r => r[0]), rows, 2)]", rows)
+    smoothed = "([rows, weight]) => [...GlassCharts.movingMean(rows.map(row => row[0]), rows, weight)]"
+    means = screen.page.evaluate(smoothed, [rows, 0.4])
     assert means[:3] == [1, 3, 6]
     assert means[4:] == [5, 7]
+    line = [[at, 5 - at / 1000] for at in range(0, 4000, 4)]
+    noise = [[at, value] for at, value in enumerate(np.random.default_rng(0).normal(size=20_000).tolist())]
+    for weight in (0.8, 0.9, 0.99):
+        means = screen.page.evaluate(smoothed, [line, weight])
+        assert means[100:-100] == pytest.approx([value for _, value in line[100:-100]])  # it does not lag
+        # As much noise as exponential smoothing leaves.
+        left = float(np.std(screen.page.evaluate(smoothed, [noise, weight])[200:-200]))
+        assert left == pytest.approx(math.sqrt((1 - weight) / (1 + weight)), rel=0.1), weight
     assert screen.ask("() => GlassCharts.interpolate([0, 10, 20], [0, 100, 400], 25)") == 550
 
 
@@ -593,6 +628,34 @@ def test_a_new_warning_rings_and_advice_does_not(live: PlayedServer) -> None:
     assert screen.ask("() => window.rung") == ["run-a: warning"]
 
 
+def test_the_bell_asks_once_and_then_notifies(live: PlayedServer) -> None:
+    """Chromium's own notification; only that one was made is seen through a subclass."""
+    first = live.documents["a"]["view"]["findings"][0]
+    news = first | {"id": "loss-explosion", "severity": "problem", "title": EVIL, "evidence": "From 3 to 9."}
+    live.screen.context.grant_permissions(["notifications"], origin=ORIGIN)
+    live.screen.context.add_init_script("""
+      window.rung = [];
+      window.Notification = class extends Notification {
+        constructor(title, options) { super(title, options); rung.push([this.title, this.body]); }
+      };
+    """)
+    screen = open_live(live)
+    bell = screen.page.locator(".bar-top [aria-label^='notify me of new warnings']")
+    assert bell.get_attribute("aria-pressed") == "false"
+    ring = "finding => { GlassPage.page.view.findings = [finding]; GlassPage.notify(new Set(['findings'])); }"
+    screen.page.evaluate(ring, news | {"id": "loss-nan"})
+    assert screen.ask("() => window.rung") == []  # it is off
+    bell.click()
+    screen.page.wait_for_selector(".bar-top [aria-pressed=true]")
+    for _ in range(2):
+        screen.page.evaluate(ring, news)
+    assert screen.ask("() => window.rung") == [[f"run-a: {EVIL}", "From 3 to 9."]]  # once
+    bell.click()
+    screen.page.wait_for_selector(".bar-top [aria-pressed=false]")
+    screen.page.evaluate(ring, news | {"id": "divergence"})
+    assert len(screen.ask("() => window.rung")) == 1
+
+
 def test_a_resume_supersedes_rows(live: PlayedServer) -> None:
     live.events = event("supersede", from_iter=1500) + event("summary", sentence="Resumed.")
     screen = open_live(live)
@@ -639,6 +702,33 @@ def test_compare_draws_the_other_run_and_says_why(live: PlayedServer) -> None:
     assert "base=b" in screen.ask("() => location.hash")
 
 
+def test_the_causes_of_a_comparison_follow_what_goes_on(live: PlayedServer) -> None:
+    """Also at its end; what did not change stays, with what is selected in it."""
+    listed, found = live.json_of("api/runs"), live.json_of("api/compare")
+    live.screen.page.route("**/api/runs", lambda route: route.fulfill(json=listed))
+    answered = []
+
+    def answer(route: Any) -> None:
+        answered.append(dict(found))
+        route.fulfill(json=found)
+
+    live.screen.page.route("**/api/compare?*", answer)
+    screen = open_live(live)
+    screen.page.select_option("#compare select", "b")
+    screen.page.get_by_text("b is slower.").wait_for()
+    refresh = "async () => { await new Promise(done => setTimeout(done, 2000)); await GlassPage.refresh(); }"
+    screen.ask("() => { document.querySelector('.sentences li').isOld = true; }")
+    screen.ask(refresh)
+    assert len(answered) == 2
+    assert screen.ask("() => document.querySelector('.sentences li').isOld") is True
+    found["causes"] = ["its dataset"]
+    listed["runs"][0]["live"] = False  # it has just ended
+    screen.ask(refresh)
+    screen.page.get_by_text("its dataset").wait_for()
+    screen.ask(refresh)
+    assert len(answered) == 3  # nothing goes on
+
+
 def test_two_hundred_runs_are_listed_filtered_and_sorted(live: PlayedServer) -> None:
     screen = open_live(live)
     screen.page.get_by_role("button", name="Runs").click()
@@ -669,6 +759,23 @@ def test_runs_are_chosen_in_the_list_before_one_is_open(live: PlayedServer) -> N
     live.screen.page.click("#compare .chip:last-child [aria-label=remove]")
     live.screen.page.wait_for_function(f"() => ({overlays})().length === 0")
     assert not live.screen.page.get_by_role("checkbox", name="Compare: run-a", exact=True).is_checked()
+
+
+def test_no_more_runs_are_ticked_than_are_compared(live: PlayedServer) -> None:
+    for number in range(8):
+        live.documents[f"old-{number}"] = live.documents["b"]
+    screen = open_live(live, f"#run=a&with={','.join(f'old-{number}' for number in range(5))}")
+    screen.page.get_by_role("button", name="Runs").click()
+    sixth, seventh = (
+        screen.page.get_by_role("checkbox", name=f"Compare: run-old-{number}", exact=True)
+        for number in (5, 6)
+    )
+    sixth.click()
+    screen.page.wait_for_function("() => GlassPage.page.group.overlays.length === 6")
+    assert (seventh.is_checked(), seventh.is_disabled()) == (False, True)
+    assert not screen.page.locator("#compare select").is_visible()
+    sixth.click()
+    assert seventh.is_enabled()
 
 
 def test_the_list_and_compared_runs_follow_what_goes_on(live: PlayedServer) -> None:
@@ -711,10 +818,92 @@ def test_before_the_first_line_of_a_run_the_page_waits(live: PlayedServer) -> No
     document = live.documents["a"]
     live.documents["a"] = {"reading": 1}
     live.screen.page.goto(f"{ORIGIN}/")
-    live.screen.page.get_by_text("Nothing of a training run is to be seen yet.").wait_for()
+    live.screen.page.get_by_text("Waiting for the first line of a training run.").wait_for()
     assert live.screen.page.locator("progress").count() == 0
     live.documents["a"] = document
     live.screen.page.wait_for_selector("figure")
+
+
+def test_before_the_first_run_the_list_waits_and_fills_by_itself(tmp_path: Path, screens: Any) -> None:
+    screen = screens()
+    with real_page(cwd=tmp_path) as client:
+        visit_real(screen, client)
+        screen.page.get_by_text("Waiting for the first run").wait_for()
+        assert not screen.page.locator(".runs table").is_visible()
+        write_run(tmp_path / "runs/first", [journals.run(1000), journals.evaluation(0, "val", 4.2)])
+        screen.ask("() => GlassPage.refresh()")
+        screen.page.wait_for_selector("figure")
+        assert screen.page.inner_text("h1") == "first"
+        assert not screen.page.locator(".runs").is_visible()
+        screen.page.close()  # before its server
+
+
+def test_a_stream_that_is_refused_is_asked_for_again(browser: Any) -> None:
+    """From where the page is, which had some of it before."""
+    screen = Screen(browser)  # its console names what was refused
+    server = PlayedServer(screen)
+    asked: list[str] = []
+
+    def events(route: Any) -> None:
+        asked.append(route.request.url.partition("cursor=")[2])
+        row = (
+            f"id: {len(asked)}\n{event('append', series='loss', rows=[[3000 + len(asked), 2.5]], cursor='')}"
+        )
+        refused = {"status": 503, "content_type": "application/json", "body": "{}"}
+        accepted = {"body": f"retry: 10\n{row}", "content_type": "text/event-stream"}
+        route.fulfill(**(refused if len(asked) in (2, 3) else accepted))
+
+    screen.page.route("**/events?*", events)
+    open_live(server)
+    screen.page.get_by_text("connection lost").wait_for()
+    screen.page.wait_for_function("() => GlassPage.page.group.rows.loss.at(-1)[0] >= 3004", timeout=60_000)
+    assert asked[0] == "0"
+    assert asked[3] == "1"
+    screen.context.close()
+
+
+def test_a_server_that_is_killed_leaves_the_page(tmp_path: Path, browser: Any) -> None:
+    """What was drawn stays and can be saved; the page says that it is not current any more."""
+    screen = Screen(browser)  # its console names each request that failed
+    with real_page("demo:gpu", cwd=tmp_path) as client:
+        page = open_real(screen, client)
+        psutil.Process(server_of(client)).send_signal(signal.SIGKILL)
+        page.get_by_text("connection lost").wait_for()
+        assert page.locator("figure").count() == 3
+        page.click("#chart-loss .menu summary")
+        with page.expect_download():
+            page.get_by_role("button", name="SVG").first.click()
+    assert [
+        line for line in screen.complaints if "ERR_CONNECTION" not in line and "ERR_INCOMPLETE" not in line
+    ] == []
+    screen.context.close()
+
+
+def server_of(client: httpx.Client) -> int:
+    """The process that listens on the port of this client's address."""
+    port = client.base_url.port
+    for child in psutil.Process().children(recursive=True):
+        if any(one.laddr.port == port for one in child.net_connections() if one.status == "LISTEN"):
+            return int(child.pid)
+    raise AssertionError("no server")
+
+
+def test_the_csv_of_a_chart_has_its_columns(tmp_path: Path, screens: Any) -> None:
+    screen = screens()
+    with real_page("demo:gpu", cwd=tmp_path) as client:
+        page = open_real(screen, client)
+        heads = {}
+        for panel, item in (("loss", "CSV"), ("step-time", "CSV"), ("loss", "CSV, all columns")):
+            page.click(f"#chart-{panel} .menu summary")
+            with page.expect_download() as download:
+                page.locator(f"#chart-{panel}").get_by_role("button", name=item, exact=True).click()
+            lines = Path(download.value.path()).read_text().splitlines()
+            heads[panel, item] = (download.value.suggested_filename, lines[0].split(",")[2:])
+        page.close()  # before its server
+    assert heads["loss", "CSV"][1] == ["loss", "train_eval_loss", "val_loss", "val_stderr"]
+    assert heads["loss", "CSV"][0] == "demo_gpu-loss.csv"
+    assert heads["step-time", "CSV"][1] == ["step_ms"]
+    assert len(heads["loss", "CSV, all columns"][1]) > 6
 
 
 def test_a_checkpoint_is_asked_to_write(live: PlayedServer) -> None:
@@ -815,13 +1004,17 @@ def hostile_log(folder: Path) -> Path:
 
 
 def open_real(screen: Screen, client: httpx.Client) -> Any:
+    visit_real(screen, client)
+    screen.page.wait_for_selector("figure")
+    return screen.page
+
+
+def visit_real(screen: Screen, client: httpx.Client) -> None:
     """With the cookie of the client's first visit."""
     (cookie,) = client.cookies.jar
     base = str(client.base_url)
     screen.context.add_cookies([{"name": cookie.name, "value": str(cookie.value), "url": base}])
     screen.page.goto(base)
-    screen.page.wait_for_selector("figure")
-    return screen.page
 
 
 @pytest.mark.parametrize(("write", "places"), [(hostile_run, 8), (hostile_log, 1)])

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,7 @@ from glassgpt.errors import UserError
 from glassgpt.record import journal
 from glassgpt.show.page import launch
 from glassgpt.show.page.launch import Lifetime
+from glassgpt.show.page.server import PageServer
 
 GLASS = [sys.executable, "-m", "glassgpt"]
 RUN = [
@@ -49,6 +51,44 @@ def test_it_lives_as_long_as_the_run_or_a_tab() -> None:
     assert not lifetime.has_ended(now=1_000_300, last_seen_at=1_000_299)  # a tab is open
     assert lifetime.has_ended(now=1_000_300, last_seen_at=1_000_280)
     assert lifetime.has_ended(now=1_000_600, last_seen_at=1_000_600)  # for ten minutes now
+
+
+def test_with_a_tab_open_it_stays_ten_minutes_after_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real server on a fake clock, and a reader that stays."""
+    now, is_over, pages = 1000.0, False, []
+
+    class SeenServer(PageServer):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            pages.append(self)
+
+    monkeypatch.setattr("glassgpt.show.page.server.PageServer", SeenServer)
+    lifetime = Lifetime(lambda: is_over, idle_s=200, clock=lambda: now)
+    address = launch.bind()
+    server = threading.Thread(target=launch.serve, args=(address, ["demo:gpu"], lifetime), daemon=True)
+    server.start()
+    url = address.url
+    run, (base, _, query) = visit(url).json()["selected"], url.partition("?")
+    with httpx.stream("GET", f"{base}api/runs/{run}/events?{query}", timeout=60) as stream:
+        lines = stream.iter_lines()  # held: without it the connection is closed
+        next(lines)
+        now += 7 * 86_400  # it trains for a week
+        visit(url)
+        is_over = True
+        ended_at = now
+        while lifetime._over_at is None:
+            time.sleep(0.05)
+        for seconds in (150, 300, 450, 599):
+            now = ended_at + seconds
+            deadline = time.monotonic() + 30
+            while server.is_alive() and pages[0].last_request_at < now and time.monotonic() < deadline:
+                time.sleep(0.05)  # the reader is seen once a second
+            assert server.is_alive(), seconds
+        now = ended_at + 600
+        server.join(timeout=30)
+        assert not server.is_alive()
+    with pytest.raises(httpx.ConnectError):
+        visit(url)
 
 
 def test_the_command_lives_until_it_is_ended_or_idle() -> None:
@@ -257,7 +297,6 @@ def test_mistakes(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     mistakes = {
-        "": "there is no folder runs/ here",
         "nothing": "there is no file or folder nothing",
         "demo:x": "there is no demo log demo:x",
         "demo:gpu --port=70000": "--port=70000 must be from 0 to 65535",

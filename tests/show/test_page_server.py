@@ -113,6 +113,22 @@ def test_csv_of_any_log_has_all_its_lines() -> None:
     assert [float(row["step_ms"]) for row in rows if row["step_ms"]] == steps.ms.tolist()
 
 
+def test_csv_of_a_chart_has_its_series(runs: Path) -> None:
+    client = client_of(make_server(runs))
+    place = f"/api/runs/{ids(client)['a']}/series.csv"
+    losses = client.get(f"{place}?series=loss&series=val&series=train_eval")
+    assert losses.headers["content-disposition"] == 'attachment; filename="a-loss.csv"'
+    rows = list(csv.DictReader(io.StringIO(losses.text)))
+    assert list(rows[0]) == ["iteration", "process", "loss", "train_eval_loss", "val_loss", "val_stderr"]
+    whole = list(csv.DictReader(io.StringIO(client.get(place).text)))
+    assert rows == [{name: row[name] for name in rows[0]} for row in whole]
+    evaluated = list(csv.DictReader(io.StringIO(client.get(f"{place}?series=val").text)))
+    assert [row["iteration"] for row in evaluated] == ["0", "50", "100"]  # no line without a value
+    times = client.get(f"{place}?series=step_ms&series=step_ms_eval").text.splitlines()
+    assert times[0] == "iteration,process,step_ms"
+    assert client.get(f"{place}?series=../../etc").text == "iteration,process\n"
+
+
 def test_the_offline_file(runs: Path) -> None:
     client = client_of(make_server(runs))
     response = client.get(f"/api/runs/{ids(client)['a']}/report.html")

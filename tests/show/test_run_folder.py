@@ -93,6 +93,9 @@ def test_which_runs_are_listed_and_selected(tmp_path: Path) -> None:
     watched = RunFolder([str(tmp_path / "runs/watch-1")])
     assert rows(watched)["watch-1"]["id"] == watched.selected
     assert RunFolder([str(tmp_path / "runs/empty")]).listing()["runs"] == []
+    (tmp_path / "begins/first").mkdir(parents=True)
+    (tmp_path / "begins/first/lock").touch()  # the journal comes later
+    assert RunFolder([str(tmp_path / "begins")]).selected is None
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs/metrics.csv").write_text("step,loss\n1,4.0\n2,3.5\n3,3.0\n")
     theirs = RunFolder([str(tmp_path / "theirs")])

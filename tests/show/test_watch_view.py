@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
+import pty
 import re
+import select
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -108,7 +115,7 @@ def test_before_the_first_line(tmp_path: Path) -> None:
     followed.poll()
     followed.refresh()
     assert (
-        shown(screen_of(followed, "train.log"), 80, 24)[1] == "Nothing of a training run is to be seen yet."
+        shown(screen_of(followed, "train.log"), 80, 24)[1] == "Waiting for the first line of a training run."
     )
 
 
@@ -178,3 +185,40 @@ def test_a_hostile_log_stays_text(tmp_path: Path) -> None:
     followed.refresh(force=True)
     text = "".join(shown(screen_of(followed, path.name), 100, 40))
     assert not set(text) & {"\x1b", "\x07", "\u202e", "\x9b"}
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a terminal of a Unix")
+def test_the_terminal_rings_for_what_is_new_and_serious(tmp_path: Path) -> None:
+    """In a real terminal: silent for what was there before, once for a loss that explodes."""
+    path = tmp_path / "train.log"
+    path.write_text(HEAD + lines(0, 300))
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.environ |= {"TERM": "xterm-256color", "COLUMNS": "100", "LINES": "30"}
+        os.execv(sys.executable, [sys.executable, "-m", "glassgpt", "watch", str(path), "--page=off"])
+    seen = b""
+
+    def read_until(is_enough: Callable[[], bool]) -> None:
+        nonlocal seen
+        deadline = time.monotonic() + 60
+        while not is_enough():
+            assert time.monotonic() < deadline, seen[-2000:]
+            if select.select([terminal], [], [], 0.2)[0]:
+                seen += os.read(terminal, 1 << 16)
+
+    try:
+        read_until(lambda: b"300/1,000" in seen)
+        assert b"\a" not in seen
+        with path.open("a") as file:
+            file.writelines(f"iter {at}: loss 9.5, time 100.00ms, mfu 12.50%\n" for at in range(310, 420, 10))
+        read_until(lambda: b"\a" in seen)
+        shown_at = time.monotonic()
+        read_until(lambda: time.monotonic() > shown_at + 3)
+        assert seen.count(b"\a") == 1
+        os.write(terminal, b"q")
+        with contextlib.suppress(OSError):  # a terminal whose process has ended
+            read_until(lambda: False)
+    finally:
+        _, status = os.waitpid(pid, 0)
+        os.close(terminal)
+    assert status == 0

@@ -9,7 +9,8 @@
 "use strict";
 
 const GlassCharts = (() => {
-  const {byteScale, exponential, formatCount, formatDuration, formatValue, grouped} = GlassNumbers;
+  const {formatDuration, formatPlace, formatSpread, formatTick, formatValue, grouped, niceStep, tickUnit} =
+    GlassNumbers;
   const {directed, node, swatch} = GlassElements;
 
   // ---- scales and ticks ----
@@ -28,43 +29,24 @@ const GlassCharts = (() => {
     }
   }
 
-  const DURATION_STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400];
-
-  function niceStep(span, count, unit) {
-    const rough = span / Math.max(count, 1);
-    if (unit === "s" && rough > 0.5) return DURATION_STEPS.find((step) => rough < 1.5 * step) ?? 86400 * niceStep(span / 86400, count, "");
-    const magnitude = 10 ** Math.floor(Math.log10(rough));
-    return magnitude * [1, 2, 5, 10].find((step) => rough / magnitude < 1.5 * step);
-  }
-
   // About `count` round values between the ends of a scale, with their labels.
   function ticksOf(scale, count, unit = "") {
-    let [factor, suffix] = unit === "bytes" ? byteScale(scale.high) : [1, {ms: " ms", "%": "%"}[unit] ?? ""];
-    if (unit === "ms" && scale.high >= 1e4) [factor, suffix] = [1000, " s"];
-    const [low, high] = [scale.low / factor, scale.high / factor], values = [];
+    const [factor, suffix] = tickUnit(unit, scale.high), [low, high] = [scale.low / factor, scale.high / factor];
+    const decades = scale.log ? Math.log10(high / low) : 0, values = [], slack = 1e-9 * (high - low);
     if (!(high > low)) return [];
-    const decades = scale.log ? Math.log10(high / low) : 0;
     const step = decades > 0.9 ? 0 : niceStep(high - low, count, unit);
     if (step) {
-      for (let index = Math.ceil(low / step - 1e-9); index * step <= high + 1e-9 * step && values.length < 60; index += 1) values.push(index * step);
+      const first = Math.ceil(low / step - 1e-9), last = Math.min(high / step + 1e-9, first + 60);
+      for (let index = first; index <= last; index += 1) values.push(index * step);
     } else {
       const stride = Math.max(1, Math.ceil(decades / Math.max(count, 1)));
       for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power += 1) {
-        if (power % stride === 0) values.push(...(decades * 3 <= count ? [1, 2, 5] : [1]).map((one) => one * 10 ** power));
+        const between = power % stride ? [] : decades * 3 <= count ? [1, 2, 5] : [1];
+        values.push(...between.map((one) => one * 10 ** power));
       }
     }
-    const digitsOf = (value) => Math.floor(Math.log10(Math.abs(value)) + 1e-9);
-    const label = (value) => {
-      if (value === 0) return "0";
-      if (unit === "s") return formatDuration(value).replace(/ 00[smh]$/, "");
-      if (["count", "update", "tokens"].includes(unit)) return formatCount(value, unit === "update" ? 6 : 3);
-      const size = Math.abs(value), isExtreme = size < 1e-4 || size >= 1e6;
-      if (unit === "lr" || unit === "flops" || isExtreme) return exponential(value, step ? Math.max(0, digitsOf(value) - digitsOf(step)) : 0);
-      return grouped(value, Math.max(0, -digitsOf(step || value)));
-    };
-    return values
-      .filter((value) => value >= low - 1e-9 * (high - low) && value <= high + 1e-9 * (high - low))
-      .map((value) => ({at: value * factor, label: `${label(value)}${suffix}`}));
+    return values.filter((value) => value >= low - slack && value <= high + slack)
+      .map((value) => ({at: value * factor, label: formatTick(value, step, unit) + suffix}));
   }
 
   // Index of the first x that is not below the value.
@@ -78,6 +60,9 @@ const GlassCharts = (() => {
     return low;
   }
 
+  const sharp = (pixel) => Math.round(pixel) + 0.5;  // the middle of a pixel: a thin line fills one
+  const nextOf = (values, value) => values[(values.indexOf(value) + 1) % values.length];
+
   // Piecewise linear, going on with the slope of its first and last piece.
   function interpolate(from, to, value) {
     if (from.length < 2) return from.length ? to[0] + value - from[0] : value;
@@ -86,71 +71,73 @@ const GlassCharts = (() => {
     return width ? to[low] + ((value - from[low]) / width) * (to[high] - to[low]) : to[low];
   }
 
-  // Moving mean over `window` (in x, or in log x). Nothing is averaged over a gap. Near an end the window shrinks
-  // on both sides, to a quarter, so that a falling line is hardly bent there and one last row is no spike.
-  function movingMean(xs, rows, window, log) {
-    const count = rows.length;
-    const at = log ? Float64Array.from(xs, (x) => Math.log(Math.max(x, 1e-300))) : xs;
-    const means = new Float64Array(count).fill(NaN), sums = new Float64Array(count + 1);
+  // The mean of the rows around each, as many as exponential smoothing of this weight takes together, but on both
+  // sides, so that the line does not lag. Nothing is averaged over a gap. Near an end the window shrinks on both
+  // sides, to a quarter, so that a falling line is hardly bent there and one last row is no spike.
+  function movingMean(xs, rows, weight) {
+    const count = rows.length, means = new Float64Array(count).fill(NaN), sums = new Float64Array(count + 1);
+    const half = (((1 + weight) / (1 - weight)) * (xs.at(-1) - xs[0])) / (2 * (count - 1));
     for (let index = 0; index < count; index += 1) sums[index + 1] = sums[index] + (rows[index][1] ?? 0);
-    for (let start = 0; start < count; ) {
-      let end = start;
-      while (end < count && rows[end][1] !== null) end += 1;
+    for (let start = 0, end = 0; start < count; start = end + 1) {
+      for (end = start; end < count && rows[end][1] !== null; ) end += 1;
       for (let index = start, left = start, right = start; index < end; index += 1) {
-        while (at[left] < at[index] - window / 2) left += 1;
-        while (right < end && at[right] <= at[index] + window / 2) right += 1;
-        let [from, to] = [left, right];
-        if (left === start || right === end) {
-          const reach = Math.max(Math.min(index - left, right - 1 - index), (right - left) >> 2);
-          [from, to] = [Math.max(left, index - reach), Math.min(right, index + reach + 1)];
-        }
+        while (xs[left] < xs[index] - half) left += 1;
+        while (right < end && xs[right] <= xs[index] + half) right += 1;
+        const isAtEnd = left === start || right === end, nearer = Math.min(index - left, right - 1 - index);
+        const reach = isAtEnd ? Math.max(nearer, (right - left) >> 2) : count;
+        const [from, to] = [Math.max(left, index - reach), Math.min(right, index + reach + 1)];
         means[index] = (sums[to] - sums[from]) / (to - from);
       }
-      start = end + 1;
     }
     return means;
   }
 
   // ---- pens: the same few strokes on a canvas and as SVG ----
 
-  class CanvasPen {
-    constructor(ctx) { this.ctx = ctx; }
-    set font(font) { this.ctx.font = font; }
-    measure(text) { return this.ctx.measureText(text).width; }
+  // `trace` and `write` are each pen's own. Points are [x, y], and null lifts the pen.
+  class Pen {
+    measure(text) { this.measuring.font = this.font; return this.measuring.measureText(text).width; }
+    stroke(points, colour, look = {}) { this.trace(points, {stroke: colour, ...look}); }
+    polygon(points, colour, alpha = 1) { this.trace(points, {fill: colour, alpha}); }
+    line(x, y, otherX, otherY, colour, look) { this.stroke([[x, y], [otherX, otherY]], colour, look); }
+    box(left, top, right, bottom, colour, alpha) {
+      this.polygon([[left, bottom], [right, bottom], [right, top], [left, top]], colour, alpha);
+    }
+    // A closed line around a point: through a corner for each radius, the last on the first.
+    ring(x, y, radii, fill, stroke, width) {
+      const corners = radii.map((radius, corner) => {
+        const angle = (2 * Math.PI * corner) / (radii.length - 1);
+        return [x + radius * Math.sin(angle), y - radius * Math.cos(angle)];
+      });
+      this.trace(corners, {fill, stroke, width});
+    }
+    disc(x, y, radius, fill, edge = null) { this.ring(x, y, Array(17).fill(radius), fill, edge, fill ? 1.5 : 3); }
+    star(x, y, radius, fill, edge) {
+      this.ring(x, y, Array.from({length: 11}, (_, corner) => radius * (corner % 2 ? 0.45 : 1)), fill, edge, 1);
+    }
+  }
+
+  class CanvasPen extends Pen {
+    constructor(ctx) { Object.assign(super(), {ctx, measuring: ctx, font: ""}); }
     translate(x, y) { this.ctx.translate(x, y); }
     clip(...box) { this.ctx.save(); this.ctx.beginPath(); this.ctx.rect(...box); this.ctx.clip(); }
     unclip() { this.ctx.restore(); }
-    // Points as [x, y]; null lifts the pen.
-    stroke(points, colour, {width = 1, dash = [], alpha = 1} = {}) {
-      const {ctx} = this;
+    trace(points, {fill = null, stroke = null, width = 1, dash = [], alpha = 1}) {
+      const {ctx} = this, look = {lineWidth: width, lineJoin: "round", globalAlpha: alpha};
       let isDown = false;
       ctx.beginPath();
       for (const point of points) {
         if (point) ctx[isDown ? "lineTo" : "moveTo"](point[0], point[1]);
         isDown = point !== null;
       }
-      Object.assign(ctx, {strokeStyle: colour, lineWidth: width, lineJoin: "round", globalAlpha: alpha});
-      ctx.setLineDash(dash);
-      ctx.stroke();
-    }
-    polygon(points, colour, alpha = 1) {
-      this.ctx.beginPath();
-      points.forEach(([x, y], index) => this.ctx[index ? "lineTo" : "moveTo"](x, y));
-      Object.assign(this.ctx, {fillStyle: colour, globalAlpha: alpha});
-      this.ctx.fill();
-    }
-    disc(x, y, radius, fill, edge = null) {
-      const {ctx} = this;
-      ctx.beginPath();
-      ctx.arc(x, y, radius, 0, 7);
-      Object.assign(ctx, {fillStyle: fill ?? "", strokeStyle: edge ?? "", lineWidth: fill ? 1.5 : 3, globalAlpha: 1});
-      ctx.setLineDash([]);
+      Object.assign(ctx, look, {fillStyle: fill ?? "", strokeStyle: stroke ?? ""}).setLineDash(dash);
       if (fill) ctx.fill();
-      if (edge) ctx.stroke();
+      if (stroke) ctx.stroke();
     }
     // `halo`: the colour of an edge that keeps the text readable on lines.
     write(text, x, y, colour, textAlign = "left", halo = "") {
-      Object.assign(this.ctx, {fillStyle: colour, strokeStyle: halo, lineWidth: 4, textAlign, textBaseline: "middle", globalAlpha: 1});
+      const look = {fillStyle: colour, strokeStyle: halo, lineWidth: 4, globalAlpha: 1};
+      Object.assign(this.ctx, look, {font: this.font, textAlign, textBaseline: "middle"});
       if (halo) this.ctx.strokeText(directed(text), x, y);
       this.ctx.fillText(directed(text), x, y);
     }
@@ -159,9 +146,10 @@ const GlassCharts = (() => {
   const escapeXml = (text) =>
     String(text).replace(/[\u0000-\u001f\ufffe\uffff]/g, " ").replace(/[<>&"]/g, (one) => `&#${one.charCodeAt(0)};`);
 
-  class SvgPen {
-    constructor(width, height, measuring) { Object.assign(this, {width, height, measuring, parts: [], font: "", left: 0, top: 0}); }
-    measure(text) { this.measuring.font = this.font; return this.measuring.measureText(text).width; }
+  class SvgPen extends Pen {
+    constructor(width, height, measuring) {
+      Object.assign(super(), {width, height, measuring, parts: [], font: "", left: 0, top: 0});
+    }
     translate(x, y) { this.left += x; this.top += y; }
     add(tag, attributes, text = null) {
       const listed = Object.entries(attributes).map(([name, value]) => ` ${name}="${escapeXml(value)}"`).join("");
@@ -173,22 +161,20 @@ const GlassCharts = (() => {
       this.parts.push(`<clipPath id="${id}"><rect ${box}/></clipPath><g clip-path="url(#${id})">`);
     }
     unclip() { this.parts.push("</g>"); }
-    path(points) {
-      const place = ([x, y], index) => `${index && points[index - 1] ? "L" : "M"}${(x + this.left).toFixed(2)} ${(y + this.top).toFixed(2)}`;
-      return points.map((point, index) => (point ? place(point, index) : "")).join("");
-    }
-    stroke(points, colour, {width = 1, dash = [], alpha = 1} = {}) {
-      this.add("path", {d: this.path(points), fill: "none", stroke: colour, "stroke-width": width, "stroke-linejoin": "round", "stroke-dasharray": dash.join(" "), opacity: alpha});
-    }
-    polygon(points, colour, alpha = 1) { this.add("path", {d: `${this.path(points)}Z`, fill: colour, opacity: alpha}); }
-    disc(x, y, radius, fill, edge = null) {
-      this.add("circle", {cx: x + this.left, cy: y + this.top, r: radius, fill: fill ?? "none", stroke: edge ?? "none", "stroke-width": 1.5});
+    trace(points, {fill = null, stroke = null, width = 1, dash = [], alpha = 1}) {
+      const place = ([x, y]) => `${(x + this.left).toFixed(2)} ${(y + this.top).toFixed(2)}`;
+      const step = (point, index) => (point ? `${index && points[index - 1] ? "L" : "M"}${place(point)}` : "");
+      const line = {stroke, "stroke-width": width, "stroke-linejoin": "round", "stroke-dasharray": dash.join(" ")};
+      const d = points.map(step).join("") + (fill ? "Z" : "");
+      this.add("path", {d, fill: fill ?? "none", ...(stroke ? line : {}), opacity: alpha});
     }
     write(text, x, y, colour, textAlign = "left", halo = "none") {
       const [, weight = 400, size, family] = /^(?:(\d+) )?([\d.]+)px (.*)$/.exec(this.font);
+      const place = {x: x + this.left, y: y + this.top + 0.35 * size};
+      const look = {fill: colour, stroke: halo, "stroke-width": 4, "paint-order": "stroke"};
+      const font = {"font-size": size, "font-weight": weight, "font-family": family};
       const anchor = {left: "start", center: "middle", right: "end"}[textAlign];
-      const look = {fill: colour, stroke: halo, "stroke-width": 4, "paint-order": "stroke", "font-size": size, "font-weight": weight, "font-family": family, "text-anchor": anchor};
-      this.add("text", {x: x + this.left, y: y + this.top + 0.35 * size, ...look}, directed(text));
+      this.add("text", {...place, ...look, ...font, "text-anchor": anchor}, directed(text));
     }
     toString() {
       const size = `width="${this.width}" height="${this.height}" viewBox="0 0 ${this.width} ${this.height}"`;
@@ -196,39 +182,33 @@ const GlassCharts = (() => {
     }
   }
 
-  function drawStar(pen, x, y, radius, fill, edge) {
-    const corners = Array.from({length: 11}, (_, corner) => {
-      const size = corner % 2 ? radius * 0.45 : radius, angle = (corner * Math.PI) / 5;
-      return [x + size * Math.sin(angle), y - size * Math.cos(angle)];
-    });
-    pen.polygon(corners, fill);
-    pen.stroke(corners, edge);
-  }
-
   // ---- a group of charts ----
 
+  const SMOOTHING = [0, 0.6, 0.8, 0.9, 0.99];  // weights, for the key
   const stats = {lastFrameMs: 0};  // for measurements
   class Group {
     constructor(options = {}) {
       const usual = {axes: [{id: "update", label: "update"}], knots: {update: [0, 1]}, planned: null, title: ""};
       Object.assign(this, usual, {onChange: () => {}, onFinding: () => {}}, options);
-      // rows: series -> rows of the whole run; detail: {first, last, rows}, finer rows of the range zoomed to; overlays: other runs,
-      // {id, name, colour, knots, rows}; hover: x on the current axis; highlight: the id of a finding; findings: id -> {at: [updates], severity}
-      Object.assign(this, {plots: [], rows: {}, detail: null, overlays: [], hover: null, highlight: null, findings: {}});
+      // Series -> rows, of the whole run; `detail`: {first, last, rows}, finer rows of the range zoomed to;
+      // `overlays`: other runs, {id, name, colour, knots, rows, panels}.
+      Object.assign(this, {plots: [], rows: {}, detail: null, overlays: []});
+      // x on the current axis, the id of a finding, and all of them: id -> {at: [updates], severity}.
+      Object.assign(this, {hover: null, highlight: null, findings: {}});
       Object.assign(this, {colours: new Map(), version: 0, frame: 0, isCropped: true});
-      this.state = {axis: "update", logX: false, smoothing: 0, range: null, toPlan: false, hidden: new Set(), flipped: new Set()};
+      this.state = {axis: "update", logX: false, smoothing: 0, range: null, toPlan: false};
+      Object.assign(this.state, {hidden: new Set(), flipped: new Set()});
       this.intersections = new IntersectionObserver((entries) => {
-        for (const {target, isIntersecting} of entries) this.plotIn("host", target, (plot) => (plot.isVisible = isIntersecting));
+        for (const {target, isIntersecting} of entries) target.plot.isVisible = isIntersecting;
         this.schedule();
       }, {rootMargin: "120px"});
       this.sizes = new ResizeObserver((entries) => {
-        for (const {target, contentRect: {width, height}} of entries) this.plotIn("area", target, (plot) => plot.resize(width, height));
+        for (const {target, contentRect: {width, height}} of entries) target.plot.resize(width, height);
       });
       this.probe = Object.assign(node("span", "", document.body), {hidden: true});
       this.measure = document.createElement("canvas").getContext("2d");
       window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.repaint());
     }
-    plotIn(key, element, action) { this.plots.filter((plot) => plot[key] === element).forEach(action); }
     addChart(panel, host) { return this.add(new Chart(this, panel, host)); }
     addStrip(ledger, host, beside, onPick) { return this.add(new Strip(this, ledger, host, beside, onPick)); }
     add(plot) { this.plots.push(plot); this.watch("observe", plot); return plot; }
@@ -251,7 +231,9 @@ const GlassCharts = (() => {
       this.refresh((plot) => plot.draws(series));
     }
     supersede(update) {
-      for (const part of [this.rows, this.detail?.rows ?? {}]) for (const name of Object.keys(part)) part[name] = part[name].filter((row) => row[0] <= update);
+      for (const part of [this.rows, this.detail?.rows ?? {}]) {
+        for (const [name, rows] of Object.entries(part)) part[name] = rows.filter(([at]) => at <= update);
+      }
       this.refresh();
     }
     setDetail(first, last, rows) { this.detail = {first, last, rows}; this.refresh(); }
@@ -275,28 +257,16 @@ const GlassCharts = (() => {
       this.plots.forEach((plot) => plot.buildLegend());
       this.onChange(this.state);
     }
-    toggle(name, key) {
-      const changed = new Set(this.state[name]);
-      if (!changed.delete(key)) changed.add(key);
-      this.set({[name]: changed});
-    }
-    toAxis(update, knots = this.knots) {
-      const there = knots[this.state.axis];
-      return this.state.axis === "update" || !there ? update : interpolate(knots.update, there, update);
-    }
-    toUpdate(value) {
-      const there = this.knots[this.state.axis];
-      return this.state.axis === "update" || !there ? value : interpolate(there, this.knots.update, value);
-    }
+    toggle(name, key) { this.set({[name]: this.state[name].symmetricDifference(new Set([key]))}); }
+    toAxis(update, knots = this.knots) { return this.convert(update, knots.update, knots[this.state.axis]); }
+    toUpdate(value) { return this.convert(value, this.knots[this.state.axis], this.knots.update); }
+    convert(value, from, to) { return from && to && from !== to ? interpolate(from, to, value) : value; }
     get axisUnit() { return this.state.axis === "seconds" ? "s" : this.state.axis; }
     get updateWord() { return this.axes.find(({id}) => id === "update")?.label ?? ""; }
     get axisLabel() { return this.axes.find((axis) => axis.id === this.state.axis)?.label ?? ""; }
     formatX(value) {
-      const {axis} = this.state;
-      if (axis === "seconds") return formatDuration(value);
-      const text = axis === "update" ? grouped(Math.round(value)) : axis === "flops" ? exponential(value, 2)
-        : axis === "epochs" ? value.toFixed(2) : formatCount(value, 4);
-      return `${this.axisLabel} ${text}`;
+      const {axis} = this.state, text = formatPlace(value, axis);
+      return axis === "seconds" ? text : `${this.axisLabel} ${text}`;
     }
     fullDomain() {
       if (this.whole) return this.whole;
@@ -325,8 +295,9 @@ const GlassCharts = (() => {
     zoomTo(one, other) {
       const [from, to] = this.fullDomain();
       const first = Math.max(Math.min(one, other), from), last = Math.min(Math.max(one, other), to);
+      const range = [first, last].map((value) => this.toUpdate(value));
       if (first <= from && last >= to) this.set({range: null});
-      else if (this.toUpdate(last) - this.toUpdate(first) >= 1) this.set({range: [this.toUpdate(first), this.toUpdate(last)]});
+      else if (range[1] - range[0] >= 1) this.set({range});
     }
     // About a point at `share` of the width; a factor below 1 zooms in.
     zoomBy(factor, share = 0.5) {
@@ -341,7 +312,7 @@ const GlassCharts = (() => {
     reset() { this.isCropped = true; this.set({range: null}); }
     // Back to the whole run; there, an axis that leaves out a high beginning shows all of it, or not.
     unzoom() { this.isCropped = this.state.range ? true : !this.isCropped; this.set({range: null}); }
-    cycleAxis() { this.set({axis: this.axes[(this.axes.findIndex(({id}) => id === this.state.axis) + 1) % this.axes.length].id}); }
+    cycleAxis() { this.set({axis: nextOf(this.axes.map(({id}) => id), this.state.axis)}); }
     setHover(hover, hoverSource = null) { Object.assign(this, {hover, hoverSource}); this.refreshOverlays(); }
     setHighlight(finding) { this.highlight = finding; this.refreshOverlays(); }
 
@@ -378,6 +349,7 @@ const GlassCharts = (() => {
       this.legend = node("div", "legend", host);
       this.area = node("div", "plot", host);
       Object.assign(this.area, {dir: "ltr", tabIndex: 0, role: "group"});
+      host.plot = this.area.plot = this;
       [this.canvas, this.overlay] = [node("canvas", "", this.area), node("canvas", "", this.area)];
       this.tooltip = Object.assign(node("div", "tooltip", this.area), {hidden: true});
       Object.assign(this, {plot: {left: 50, right: 0, top: 0, bottom: 0}, pointers: new Map()});
@@ -398,18 +370,18 @@ const GlassCharts = (() => {
       this.paint(this.prepare(this.canvas), this.width, this.height);
     }
     drawOverlay() {
-      const isEmpty = this.group.hover === null && this.group.highlight === null && !this.selection, wasEmpty = this.isOverlayEmpty;
+      const {group, x, plot: {left, right, top, bottom}, isOverlayEmpty: wasEmpty} = this;
+      const isEmpty = group.hover === null && group.highlight === null && !this.selection;
       Object.assign(this, {isOverlayStale: false, isOverlayEmpty: isEmpty});
       if (isEmpty && wasEmpty) return;  // a canvas that nobody touches costs nothing
-      const pen = this.prepare(this.overlay), {group, x, plot: {left, right, top, bottom}} = this;
+      const pen = this.prepare(this.overlay), [low, high] = this.selection ?? [0, 0];
       const upright = (at, colour, dash) => {
-        const place = Math.round(x.to(at)) + 0.5;
-        if (place >= left && place <= right + 1) pen.stroke([[place, top], [place, bottom]], colour, {dash});
+        const place = sharp(x.to(at));
+        if (place >= left && place <= right + 1) pen.line(place, top, place, bottom, group.colour(colour), {dash});
       };
-      const [low, high] = this.selection ?? [0, 0];
-      pen.polygon([[low, top], [high, top], [high, bottom], [low, bottom]], group.colour("train"), 0.14);
-      for (const at of group.findings[group.highlight]?.at ?? []) upright(group.toAxis(at), group.colour("highlight"), []);
-      if (group.hover !== null) upright(group.hover, group.colour("muted"), [3, 3]);
+      pen.box(low, top, high, bottom, group.colour("train"), 0.14);
+      for (const at of group.findings[group.highlight]?.at ?? []) upright(group.toAxis(at), "highlight", []);
+      if (group.hover !== null) upright(group.hover, "muted", [3, 3]);
       this.paintHover(pen);
     }
     buildLegend() {}
@@ -431,7 +403,10 @@ const GlassCharts = (() => {
 
     listen() {
       const {area, group, pointers} = this;
-      const place = ({clientX, clientY}) => [clientX - area.getBoundingClientRect().left, clientY - area.getBoundingClientRect().top];
+      const place = ({clientX, clientY}) => {
+        const {left, top} = area.getBoundingClientRect();
+        return [clientX - left, clientY - top];
+      };
       const inside = (x) => Math.min(Math.max(x, this.plot.left), this.plot.right);
       const hoverAt = (x) => group.setHover(this.x ? this.x.from(inside(x)) : null, this);
       const touched = () => [...pointers.values()].map(([x]) => x);
@@ -447,7 +422,8 @@ const GlassCharts = (() => {
         const [x, y] = (this.pointerAt = place(event));
         if (pointers.has(event.pointerId)) pointers.set(event.pointerId, [x, y]);
         if (this.pinched && pointers.size === 2) return this.pinchTo(touched());
-        if (Number.isFinite(this.pressed) && Math.abs(x - this.pressed) > 4) this.selection = [inside(this.pressed), inside(x)];
+        const isDragged = Number.isFinite(this.pressed) && Math.abs(x - this.pressed) > 4;
+        if (isDragged) this.selection = [this.pressed, x].map(inside);
         area.classList.toggle("on-pin", Boolean(this.pinAt(x, y)));
         return hoverAt(x);
       });
@@ -461,7 +437,10 @@ const GlassCharts = (() => {
         group.refreshOverlays();
       };
       for (const kind of ["pointerup", "pointercancel"]) area.addEventListener(kind, lift);
-      area.addEventListener("pointerleave", ({pointerType}) => { this.pointerAt = null; if (!pointers.size && pointerType !== "touch") group.setHover(null); });
+      area.addEventListener("pointerleave", ({pointerType}) => {
+        this.pointerAt = null;
+        if (!pointers.size && pointerType !== "touch") group.setHover(null);
+      });
       area.addEventListener("blur", () => group.setHover(null));
       area.addEventListener("dblclick", () => group.unzoom());
       area.addEventListener("wheel", (event) => {
@@ -477,9 +456,10 @@ const GlassCharts = (() => {
       const keys = {
         ArrowLeft: (event) => step(-1, event), ArrowRight: (event) => step(1, event),
         "+": () => group.zoomBy(0.5), "=": () => group.zoomBy(0.5), "-": () => group.zoomBy(2), 0: () => group.reset(),
-        Escape: () => { group.setHover(null); group.reset(); }, Enter: () => group.hover !== null && this.pick(this.x.to(group.hover), null),
+        Escape: () => { group.setHover(null); group.reset(); },
+        Enter: () => group.hover !== null && this.pick(this.x.to(group.hover), null),
         x: () => group.cycleAxis(), l: () => group.toggle("flipped", this.panel?.id ?? "loss"),
-        s: () => group.set({smoothing: {0: 2, 2: 5, 5: 10}[group.state.smoothing] ?? 0}),
+        s: () => group.set({smoothing: nextOf(SMOOTHING, group.state.smoothing)}),
       };
       area.addEventListener("keydown", (event) => {
         if (event.ctrlKey || event.metaKey || event.altKey || !keys[event.key] || !this.x) return;
@@ -537,7 +517,6 @@ const GlassCharts = (() => {
     // Series of this run and of the others with x on the current axis, and which of their rows are in sight.
     drawn() {
       const {group, panel} = this, {hidden, axis, smoothing, logX} = group.state, [low, high] = group.domain();
-      const width = logX ? Math.log(high / low) : high - low;
       const trace = (key, rows, knots, series, look) => {
         const token = `${group.version} ${axis}`;
         let held = this.traces.get(key);
@@ -545,31 +524,37 @@ const GlassCharts = (() => {
           held = {token, rows, xs: Float64Array.from(rows, (row) => group.toAxis(row[0], knots))};
           this.traces.set(key, held);
         }
-        const isSmooth = smoothing && series.smooth && rows.length > 4;
-        const smooth = isSmooth ? movingMean(held.xs, rows, (width * smoothing) / 100, logX) : null;
-        const from = Math.max(logX ? firstNotBelow(held.xs, Number.MIN_VALUE) : 0, firstNotBelow(held.xs, low) - 1);  // log: no 0
-        return {...held, ...look, smooth, series, from, to: Math.min(rows.length, firstNotBelow(held.xs, high) + 1)};
+        const {xs} = held, isSmooth = smoothing && series.smooth && rows.length > 4;
+        const smooth = isSmooth ? movingMean(xs, rows, smoothing) : null;
+        const first = logX ? firstNotBelow(xs, Number.MIN_VALUE) : 0;  // a logarithmic axis has no 0
+        const from = Math.max(first, firstNotBelow(xs, low) - 1);
+        return {...held, ...look, smooth, series, from, to: Math.min(rows.length, firstNotBelow(xs, high) + 1)};
       };
       const shown = panel.series.filter(({id}) => !hidden.has(id));
-      const others = group.overlays.filter(({id}) => !hidden.has(`run~${id}`)).flatMap((run) =>
-        shown.filter(({id, compared}) => compared !== false && run.rows[id]?.length).map((series) => trace(`${run.id} ${series.id}`, run.rows[series.id],
-          run.knots, series, {name: `${run.name} · ${series.name}`, colour: run.colour, isOther: true})));
-      return [...others, ...shown.map((series) => trace(series.id, group.rowsOf(series.id), group.knots, series, series))];
+      const compared = shown.filter((one) => one.compared !== false);
+      const ofOther = ({id, name, colour, rows, knots}) => compared.filter((one) => rows[one.id]?.length).map((one) =>
+        trace(`${id} ${one.id}`, rows[one.id], knots, one, {name: `${name} · ${one.name}`, colour, isOther: true}));
+      const others = group.overlays.filter(({id}) => !hidden.has(`run~${id}`)).flatMap(ofOther);
+      return [...others, ...shown.map((one) => trace(one.id, group.rowsOf(one.id), group.knots, one, one))];
     }
-    bands() { return (this.panel.bands ?? []).filter((_, index) => !this.group.state.hidden.has(`${this.panel.id}~${index}`)); }
+    bands() {
+      const {panel: {id, bands = []}, group: {state: {hidden}}} = this;
+      return bands.filter((_, index) => !hidden.has(`${id}~${index}`));
+    }
 
     yDomain(traces, log) {
-      const {panel: {y, lines = []}, group} = this;
-      if (y.range && group.isCropped && !group.state.range && log === Boolean(y.log)) {
-        const ranges = [y, ...group.overlays.map((run) => run.panels?.find(({id}) => id === this.panel.id)?.y)].map((one) => one?.range ?? y.range);
-        const others = traces.filter(({isOther}) => isOther).flatMap(({rows, from, to}) => rows.slice(from, to).map(([, value]) => value));
-        return [Math.min(...others.filter((value) => value !== null), ...ranges.map(([low]) => low)), Math.max(...ranges.map(([, high]) => high))];
-      }
+      const {panel: {id, y, lines = []}, group} = this;
       const inner = [Infinity, -Infinity], outer = [Infinity, -Infinity];
       const take = (bounds, value) => {  // what is unknown compares as false
         if (value < bounds[0] && (!log || value > 0)) bounds[0] = value;
         if (value > bounds[1]) bounds[1] = value;
       };
+      if (y.range && group.isCropped && !group.state.range && log === Boolean(y.log)) {
+        const ranges = group.overlays.map(({panels = []}) => panels.find((panel) => panel.id === id)?.y.range);
+        for (const range of [y.range, ...ranges]) range?.forEach((edge) => take(inner, edge));
+        const others = traces.filter(({isOther}) => isOther).flatMap(({rows, from, to}) => rows.slice(from, to));
+        return [Math.min(inner[0], ...others.map(([, value]) => value ?? Infinity)), inner[1]];
+      }
       for (const {rows, from, to, smooth, series} of traces) {
         for (let index = from; index < to; index += 1) {
           const [, value, least, most] = rows[index];
@@ -579,15 +564,18 @@ const GlassCharts = (() => {
         }
       }
       if (!(inner[0] <= inner[1])) return log ? [0.1, 1] : [0, 1];
-      const [from, to] = group.domain(), isBeginning = traces.reduce((seen, one) => seen + one.to - one.from, 0) < 6;
-      const expected = this.bands().flatMap(({rows}) => rows).filter(([at]) => group.toAxis(at) >= from && group.toAxis(at) <= to);
-      for (const [, ...edges] of expected) edges.forEach((edge) => take(isBeginning ? inner : outer, edge));
+      const isBeginning = traces.reduce((seen, one) => seen + one.to - one.from, 0) < 6, [from, to] = group.domain();
+      for (const [at, ...edges] of this.bands().flatMap(({rows}) => rows)) {
+        if (group.toAxis(at) < from || group.toAxis(at) > to) continue;
+        edges.forEach((edge) => take(isBeginning ? inner : outer, edge));
+      }
       for (const {y: level} of lines) take(outer, level);
       // One spike or a wide band must not flatten the lines: they widen the axis only so far.
       const toLine = log ? Math.log : (value) => value, back = log ? Math.exp : (value) => value;
       let [low, high] = inner.map(toLine);
       const reach = 1.5 * (high - low) || (log ? 1 : 0.1 * Math.abs(high) || 1);
-      [low, high] = [Math.min(low, Math.max(toLine(outer[0]), low - reach)), Math.max(high, Math.min(toLine(outer[1]), high + reach))];
+      low = Math.min(low, Math.max(toLine(outer[0]), low - reach));
+      high = Math.max(high, Math.min(toLine(outer[1]), high + reach));
       const pad = 0.06 * (high - low) || (log ? 0.5 : 0.1 * Math.abs(high) || 1);
       return [!log && y.from_zero && low >= 0 ? 0 : back(low - pad), back(high + pad)];
     }
@@ -601,12 +589,12 @@ const GlassCharts = (() => {
       plot.left = Math.max(40, Math.ceil(Math.max(0, ...ticks.map(({label}) => pen.measure(label)))) + 12);
       const x = new Scale(...group.domain(), plot.left, plot.right, group.state.logX);
       Object.assign(this, {x, y, traced: traces});
-      const level = (at, colour) => pen.stroke([[plot.left, Math.round(at) + 0.5], [plot.right, Math.round(at) + 0.5]], colour);
+      const level = (at, colour) => pen.line(plot.left, sharp(at), plot.right, sharp(at), group.colour(colour));
       for (const {at, label} of ticks) {
-        level(y.to(at), group.colour("grid"));
+        level(y.to(at), "grid");
         pen.write(label, plot.left - 8, y.to(at), muted, "right");
       }
-      level(plot.bottom, group.colour("line"));
+      level(plot.bottom, "line");
       pen.write(group.axisLabel, plot.right, plot.bottom + 29, muted, "right");
       let free = -Infinity;
       for (const {at, label} of ticksOf(x, Math.max(2, Math.floor((plot.right - plot.left) / 90)), group.axisUnit)) {
@@ -615,19 +603,22 @@ const GlassCharts = (() => {
         free = place + half + 10;
         pen.write(label, place, plot.bottom + 14, muted, "center");
       }
-      const clip = (margin) => pen.clip(plot.left - margin, plot.top - 4, plot.right - plot.left + 2 * margin, plot.bottom - plot.top + 5);
+      const [wide, tall] = [plot.right - plot.left, plot.bottom - plot.top];
+      const clip = (margin) => pen.clip(plot.left - margin, plot.top - 4, wide + 2 * margin, tall + 5);
       clip(0);
-      for (const {rows, colour} of this.bands()) this.paintArea(pen, rows.map((row) => [group.toAxis(row[0]), row[1], row[2]]), colour, 0.15);
+      for (const {rows, colour} of this.bands()) {
+        this.paintArea(pen, rows.map(([at, ...edges]) => [group.toAxis(at), ...edges]), colour, 0.15);
+      }
       pen.unclip();
       this.paintLines(pen);  // the halo of a label must not hide a curve
       clip(4);  // more than the radius of a point: the first and the last one are whole
       for (const trace of traces) this.paintTrace(pen, trace);
       pen.unclip();
       for (const {kind, at, high, head, finding} of this.marksSeen()) {
-        if (kind === "best") { drawStar(pen, at, high, 8, group.colour("best"), group.colour("card")); continue; }
-        const colour = group.colour(group.findings[finding]?.severity ?? "warning");
-        pen.stroke([[at, high], [at, head]], colour, {width: 1.3});
-        pen.disc(at, head, 5, colour, group.colour("card"));
+        const edge = group.colour("card"), colour = group.colour(group.findings[finding]?.severity ?? "warning");
+        if (kind === "best") { pen.star(at, high, 8, group.colour("best"), edge); continue; }
+        pen.line(at, high, at, head, colour, {width: 1.3});
+        pen.disc(at, head, 5, colour, edge);
       }
     }
     // Rows of [x, low, high].
@@ -652,45 +643,50 @@ const GlassCharts = (() => {
         }
       }
       const raw = points((index) => rows[index][1]);
-      const look = {width: smooth || indices.length > 400 ? 1 : 1.6, alpha: smooth ? 0.28 : 1, dash: isOther && hasPoints ? [5, 3] : []};
-      if (series.style !== "points") pen.stroke(raw, tone, look);
+      const look = {width: smooth || raw.length > 400 ? 1 : 1.6, alpha: smooth ? 0.28 : 1};
+      if (series.style !== "points") pen.stroke(raw, tone, {...look, dash: isOther && hasPoints ? [5, 3] : []});
       // A point every 3 pixels is enough for a mean, and wide strokes are slow without a GPU.
-      const isKept = (point, at) => !point || at % Math.max(1, Math.floor((3 * raw.length) / (plot.right - plot.left))) === 0 || at === raw.length - 1;
+      const wide = plot.right - plot.left, stride = Math.max(1, Math.floor((3 * raw.length) / wide));
+      const isKept = (point, at) => !point || at % stride === 0 || at === raw.length - 1;
       if (smooth) pen.stroke(points((index) => smooth[index]).filter(isKept), tone, {width: 2});
-      if (series.spread === "error" && !isOther) {
-        const bars = indices.filter((index) => rows[index][1] !== null && Number.isFinite(rows[index][2]));
-        const bar = (index) => [[x.to(xs[index]), y.to(rows[index][2])], [x.to(xs[index]), y.to(rows[index][3])], null];
-        pen.stroke(bars.flatMap(bar), tone, {width: 1.3, alpha: 0.6});
+      for (const index of series.spread === "error" && !isOther ? indices : []) {
+        const [, value, low, high] = rows[index], at = x.to(xs[index]), look = {width: 1.3, alpha: 0.6};
+        if (value !== null && Number.isFinite(low)) pen.line(at, y.to(low), at, y.to(high), tone, look);
       }
-      const isSparse = series.style === "points" || (hasPoints && indices.length < (plot.right - plot.left) / 9);
+      const isSparse = series.style === "points" || (hasPoints && raw.length < wide / 9);
       for (const point of isSparse ? raw : []) if (point) pen.disc(...point, 2.6, tone);
     }
     paintLines(pen) {
       const {group, plot, x, y} = this;
-      pen.font = `11px ${group.font}`;
       let above = -Infinity;  // the last label: the lines across come from the highest loss down
       for (const {x: at, y: level, label = "", colour = "muted"} of this.panel.lines ?? []) {
-        const tone = group.colour(colour), isAcross = Number.isFinite(level);
-        const place = Math.round(isAcross ? y.to(level) : x.to(group.toAxis(at))) + 0.5;
-        if (isAcross ? place < plot.top - 4 || place > plot.bottom : place < plot.left || place > plot.right) continue;
-        pen.stroke(isAcross ? [[plot.left, place], [plot.right, place]] : [[place, plot.top - 14], [place, plot.bottom]], tone, {dash: [4, 4]});
-        const isLate = !isAcross && place > plot.right - pen.measure(label) - 12;
-        if (isAcross) pen.write(label, plot.right - 2, (above = place - 8 - above < 12 ? place + 8 : Math.max(place - 8, plot.top)), tone, "right", group.colour("card"));
-        else pen.write(label, place + (isLate ? -5 : 5), plot.top - 10, tone, isLate ? "right" : "left");
+        const tone = group.colour(colour), isAcross = Number.isFinite(level), {left, right, top, bottom} = plot;
+        const place = sharp(isAcross ? y.to(level) : x.to(group.toAxis(at)));
+        if (isAcross ? place < top - 4 || place > bottom : place < left || place > right) continue;
+        const ends = isAcross ? [left, place, right, place] : [place, top - 14, place, bottom];
+        pen.line(...ends, tone, {dash: [4, 4]});
+        if (isAcross) {
+          above = place - 8 - above < 12 ? place + 8 : Math.max(place - 8, top);
+          pen.write(label, right - 2, above, tone, "right", group.colour("card"));
+        } else {
+          const isLate = place > right - pen.measure(label) - 12;
+          pen.write(label, place + (isLate ? -5 : 5), top - 10, tone, isLate ? "right" : "left");
+        }
       }
     }
     marksSeen() {
-      const {group, plot, x, y} = this;
+      const {group, plot: {left, right, top, bottom}, x, y} = this;
       return (this.panel.marks ?? []).map((mark) => {
-        const at = x.to(group.toAxis(mark.x));
-        const high = Number.isFinite(mark.y) ? Math.min(Math.max(y.to(mark.y), plot.top), plot.bottom) : plot.top + 14;
-        return {...mark, at, high, head: Math.max(high - 20, plot.top - 6)};
-      // A finding stays in sight. A star stands at its loss, or nowhere.
-      }).filter(({kind, at, high, y: loss}) => at >= plot.left - 1 && at <= plot.right + 1 && (kind !== "best" || Math.abs(y.to(loss) - high) < 5));
+        const at = x.to(group.toAxis(mark.x)), place = y.to(mark.y);
+        const high = Number.isFinite(mark.y) ? Math.min(Math.max(place, top), bottom) : top + 14;
+        // A finding stays in sight. A star stands at its loss, or nowhere.
+        const isInside = at >= left - 1 && at <= right + 1 && (mark.kind !== "best" || Math.abs(place - high) < 5);
+        return {...mark, at, high, head: Math.max(high - 20, top - 6), isInside};
+      }).filter(({isInside}) => isInside);
     }
     pinAt(x, y) {
-      const near = ({kind, at, head}) => kind === "finding" && Math.abs(at - x) < 11 && (y === null || Math.abs(head - y) < 13);
-      return this.x ? this.marksSeen().find(near) : undefined;
+      const isNear = ({at, head}) => Math.abs(at - x) < 11 && (y === null || Math.abs(head - y) < 13);
+      return this.x ? this.marksSeen().find((mark) => mark.kind === "finding" && isNear(mark)) : undefined;
     }
     pick(x, y) { const pin = this.pinAt(x, y); if (pin) this.group.onFinding(pin.finding); }
     // A dot on every line under the crosshair; words in the chart that is pointed at.
@@ -707,12 +703,12 @@ const GlassCharts = (() => {
         if (value === null || xs[index] < first || xs[index] > last) continue;
         const shown = smooth ? smooth[index] : value;
         pen.disc(this.x.to(xs[index]), this.y.to(shown), 4, group.colour(colour), group.colour("card"));
-        const range = `${formatValue(low, unit)} … ${formatValue(high, unit)}`, error = `± ${formatValue((high - low) / 2, unit)}`;
-        const spread = !Number.isFinite(low) || low === high ? "" : series.spread === "error" ? error : range;
         const elsewhere = Math.abs(this.x.to(xs[index]) - this.x.to(hover)) > 12 ? group.formatX(xs[index]) : "";
-        found.push({name, colour, value: formatValue(shown, unit), spread: [spread, elsewhere].filter(Boolean).join(" · ")});
+        const notes = [formatSpread(low, high, unit, series.spread === "error"), elsewhere].filter(Boolean);
+        found.push({name, colour, value: formatValue(shown, unit), spread: notes.join(" · ")});
       }
-      const update = group.state.axis === "update" ? "" : ` · ${group.updateWord} ${grouped(Math.round(group.toUpdate(hover)))}`;
+      const isUpdate = group.state.axis === "update", at = grouped(Math.round(group.toUpdate(hover ?? 0)));
+      const update = isUpdate ? "" : ` · ${group.updateWord} ${at}`;
       const pin = this.pointerAt && this.pinAt(...this.pointerAt);
       this.showTooltip(`${group.formatX(hover ?? 0)}${update}`, group.hoverSource === this ? found : [], pin?.label);
     }
@@ -730,13 +726,13 @@ const GlassCharts = (() => {
     }
     paintSheet(pen, width, height, head) {
       const {group, panel} = this;
-      pen.polygon([[0, 0], [width, 0], [width, height + head], [0, height + head]], group.colour("card"));
+      pen.box(0, 0, width, height + head, group.colour("card"));
       pen.font = `600 15px ${group.font}`;
       pen.write([panel.title, group.title].filter(Boolean).join(" · "), 14, 20, group.colour("ink"));
       pen.font = `12px ${group.font}`;
       for (const {name, colour, kind, left, top} of this.legendPlaces(width)) {
-        const thick = kind === "band" ? 12 : 4;  // an area is pale, as in the chart
-        pen.stroke([[left, top], [left + 14, top]], group.colour(colour), {width: thick, alpha: kind === "band" ? 0.35 : 1});
+        const look = kind === "band" ? {width: 12, alpha: 0.35} : {width: 4};  // an area is pale, as in the chart
+        pen.line(left, top, left + 14, top, group.colour(colour), look);
         pen.write(name, left + 20, top, group.colour("muted"));
       }
       pen.translate(14, head);
@@ -745,7 +741,8 @@ const GlassCharts = (() => {
     }
     // A Blob of kind "png" or "svg".
     async picture(kind) {
-      const [width, height] = [Math.max(this.width, 760), Math.max(this.height, 340)], head = 15 + (this.legendPlaces(width).at(-1)?.top ?? 43);
+      const [width, height] = [Math.max(this.width, 760), Math.max(this.height, 340)];
+      const head = 15 + (this.legendPlaces(width).at(-1)?.top ?? 43);
       const canvas = new OffscreenCanvas(2 * width, 2 * (height + head)), ctx = canvas.getContext("2d");
       ctx.scale(2, 2);
       const pen = kind === "svg" ? new SvgPen(width, height + head, this.group.measure) : new CanvasPen(ctx);
@@ -769,15 +766,15 @@ const GlassCharts = (() => {
       Object.assign(plot, {left: this.beside.plot.left, right: width - 8, top: 0, bottom: height});
       const x = (this.x = new Scale(...group.domain(), plot.left, plot.right, group.state.logX));
       const inside = (place) => Math.min(Math.max(place, plot.left), plot.right);
-      const bar = (left, right, bottom, top, colour) => pen.polygon([[left, bottom], [right, bottom], [right, top], [left, top]], group.colour(colour));
-      bar(plot.left, plot.right, height, 0, "grid");
+      pen.box(plot.left, 0, plot.right, height, group.colour("grid"));
       for (let bin = 0; bin + 1 < edges.length; bin += 1) {
         const [left, right] = [edges[bin], edges[bin + 1]].map((edge) => inside(x.to(group.toAxis(edge))));
         const total = phases.reduce((sum, {id}) => sum + (seconds[id]?.[bin] ?? 0), 0);
         let bottom = height;
         for (const {id, colour} of total > 0 && right > left ? phases : []) {
           const part = (height * (seconds[id]?.[bin] ?? 0)) / total;
-          if (part > 0) bar(left, right - (right - left > 5 ? 1 : 0), bottom, bottom - part, colour);
+          const end = right - (right - left > 5 ? 1 : 0);
+          if (part > 0) pen.box(left, bottom - part, end, bottom, group.colour(colour));
           bottom -= part;
         }
       }
@@ -793,7 +790,10 @@ const GlassCharts = (() => {
         .map(({id, label, colour}) => ({name: label, colour, value: formatDuration(seconds[id][bin])}));
       this.showTooltip(`${group.updateWord} ${grouped(edges[bin] ?? 0)} – ${grouped(edges[bin + 1] ?? 0)}`, rows);
     }
-    pick(x) { const {edges} = this.ledger.bins, bin = this.binAt(this.x.from(x)); if (bin >= 0) this.onPick(edges[bin], edges[bin + 1], bin); }
+    pick(x) {
+      const {edges} = this.ledger.bins, bin = this.binAt(this.x.from(x));
+      if (bin >= 0) this.onPick(edges[bin], edges[bin + 1], bin);
+    }
   }
 
   return {Group, Scale, interpolate, movingMean, ticksOf, stats};

@@ -109,11 +109,12 @@ def ssh_line(port: int) -> str:
 @dataclass
 class Lifetime:
     """When a server ends by itself: `idle_s` after the last tab, once `is_over` says that what it was started
-    for is over, and `max_s` after that in any case."""
+    for is over, and `max_s` after that in any case. `clock`: seconds that never go back."""
 
     is_over: Callable[[], bool] = lambda: False
     idle_s: float = NO_TAB_S
     max_s: float = MAX_AFTER_RUN_S
+    clock: Callable[[], float] = time.monotonic
     _over_at: float | None = None
 
     def has_ended(self, now: float, last_seen_at: float) -> bool:
@@ -137,7 +138,7 @@ async def _serve(address: Address, sources: Sequence[str], lifetime: Lifetime) -
     from glassgpt.show.page.run_folder import RunFolder
     from glassgpt.show.page.server import PageServer
 
-    page = PageServer(RunFolder(sources), address.token)
+    page = PageServer(RunFolder(sources), address.token, clock=lifetime.clock)
     config = uvicorn.Config(
         page.app,
         http="h11",
@@ -157,7 +158,7 @@ async def _serve(address: Address, sources: Sequence[str], lifetime: Lifetime) -
     async def look() -> None:
         while not server.should_exit:
             page.runs.close_idle()
-            if lifetime.has_ended(time.monotonic(), page.last_request_at):
+            if lifetime.has_ended(lifetime.clock(), page.last_request_at):
                 server.should_exit = True
             await asyncio.sleep(_LOOK_S)
         page.close()  # ends the event streams, which uvicorn would wait for

@@ -44,5 +44,51 @@ const GlassNumbers = (() => {
     return size >= 1000 ? grouped(value, 1) : value.toFixed(size >= 100 ? 2 : 4);
   }
 
-  return {byteScale, exponential, formatCount, formatDuration, formatValue, grouped};
+  // ---- on axes ----
+
+  const DURATION_STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400];
+  // What the labels of an axis that ends at `high` are counted in, and what is written after each.
+  const tickUnit = (unit, high) => {
+    if (unit === "bytes") return byteScale(high);
+    return unit === "ms" && high >= 1e4 ? [1000, " s"] : [1, {ms: " ms", "%": "%"}[unit] ?? ""];
+  };
+
+  // A round distance between about `count` ticks.
+  function niceStep(span, count, unit = "") {
+    const rough = span / Math.max(count, 1), magnitude = 10 ** Math.floor(Math.log10(rough));
+    const isNear = (step) => rough < 1.5 * step;
+    if (unit !== "s" || rough <= 0.5) return magnitude * [1, 2, 5, 10].find((one) => isNear(one * magnitude));
+    return DURATION_STEPS.find(isNear) ?? 86_400 * niceStep(span / 86_400, count);
+  }
+
+  // `step`: between two ticks; 0 on a logarithmic axis.
+  function formatTick(value, step, unit) {
+    const digitsOf = (number) => Math.floor(Math.log10(Math.abs(number)) + 1e-9), size = Math.abs(value);
+    if (value === 0) return "0";
+    if (unit === "s") return formatDuration(value).replace(/ 00[smh]$/, "");
+    if (["count", "update", "tokens"].includes(unit)) return formatCount(value, unit === "update" ? 6 : 3);
+    if (!["lr", "flops"].includes(unit) && size >= 1e-4 && size < 1e6) {
+      return grouped(value, Math.max(0, -digitsOf(step || value)));
+    }
+    return exponential(value, step ? Math.max(0, digitsOf(value) - digitsOf(step)) : 0);
+  }
+
+  // A place on an x axis.
+  function formatPlace(value, axis) {
+    if (axis === "seconds") return formatDuration(value);
+    if (axis === "update") return grouped(Math.round(value));
+    if (axis === "flops") return exponential(value, 2);
+    return axis === "epochs" ? value.toFixed(2) : formatCount(value, 4);
+  }
+
+  // What is around a value: an error, or the lowest and the highest.
+  function formatSpread(low, high, unit, isError) {
+    if (!Number.isFinite(low) || low === high) return "";
+    if (isError) return `± ${formatValue((high - low) / 2, unit)}`;
+    return `${formatValue(low, unit)} … ${formatValue(high, unit)}`;
+  }
+
+  return {
+    formatCount, formatDuration, formatPlace, formatSpread, formatTick, formatValue, grouped, niceStep, tickUnit,
+  };
 })();

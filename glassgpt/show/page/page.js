@@ -16,7 +16,8 @@ const GlassPage = (() => {
   const words = readBlock("words") ?? {};
   const say = (key) => words[key] ?? key;
   const root = document.documentElement;
-  const DEFAULT_SMOOTHING = 2;  // percent of what is seen: noise becomes pale, and a line can be read
+  const DEFAULT_SMOOTHING = 0.8;  // nine rows: noise becomes pale, and a line can be read
+  const MAX_SMOOTHING = 0.99;
   const REFRESH_MS = 5000;  // of the list of runs, and of compared runs that go on
   const MAX_ROWS = 3000;  // of a series; above, the rows are asked for anew, decimated
 
@@ -47,9 +48,9 @@ const GlassPage = (() => {
   const hashValues = () => new URLSearchParams(location.hash.slice(1));
   function stateFromHash() {
     const values = hashValues(), list = (key) => new Set((values.get(key) ?? "").split(",").filter(Boolean));
-    const range = (values.get("range") ?? "").split("-").map(Number);
+    const range = (values.get("range") ?? "").split("-").map(Number), smooth = Number(values.get("smooth") ?? NaN);
     return {
-      axis: values.get("x") || "update", logX: values.has("logx"), smoothing: values.has("smooth") ? Math.min(20, Number(values.get("smooth")) || 0) : DEFAULT_SMOOTHING,
+      axis: values.get("x") || "update", logX: values.has("logx"), smoothing: smooth >= 0 && smooth <= MAX_SMOOTHING ? smooth : DEFAULT_SMOOTHING,
       range: range.length === 2 && range[1] > range[0] ? range : null, toPlan: values.has("plan"), hidden: list("hide"), flipped: list("log"),
     };
   }
@@ -233,10 +234,17 @@ const GlassPage = (() => {
     source?.close();
     const {run} = page;
     source = new EventSource(`${runPath("events", run)}?cursor=${encodeURIComponent(cursor)}`);
-    const on = (kind, action) => source.addEventListener(kind, (event) => { if (run === page.run) action(JSON.parse(event.data || "{}")); });
+    const on = (kind, action) => source.addEventListener(kind, (event) => {
+      cursor = event.lastEventId || cursor;
+      if (run === page.run) action(JSON.parse(event.data || "{}"));
+    });
     const setConnected = (isConnected) => { page.isConnected = isConnected; bar.update(page); };
     source.onopen = () => setConnected(true);
-    source.onerror = () => setConnected(false);
+    source.onerror = ({target}) => {
+      setConnected(false);
+      // Refused, as by a server with too many tabs: then the browser does not try again by itself.
+      if (target.readyState === EventSource.CLOSED) setTimeout(() => target === source && follow(cursor), REFRESH_MS);
+    };
     on("append", ({series, rows}) => {
       page.group.append(series, rows);
       if (page.group.rows[series].length > MAX_ROWS) decimate();
@@ -280,6 +288,8 @@ const GlassPage = (() => {
   }
 
   function fail(error) {
+    page.hasFailed = true;
+    if (page.main.querySelector(".failure")?.textContent === error.message) return;  // once for a screen reader
     const note = node("p", "failure", null, error.message);
     note.setAttribute("role", "alert");
     page.main.replaceChildren(note);
@@ -300,7 +310,7 @@ const GlassPage = (() => {
 
   async function open(run) {
     source?.close();
-    Object.assign(page, {run, hasEnded: false, isConnected: true});
+    Object.assign(page, {run, hasEnded: false, hasFailed: false, isConnected: true});
     try {
       const {view, rows, cursor} = await readView(run);
       if (run !== page.run) return;
@@ -364,5 +374,5 @@ const GlassPage = (() => {
   }
 
   document.addEventListener("DOMContentLoaded", start);
-  return {getJson, jsonLines, loadRuns, notify, open, page, post, register, remembered, runPath, say, writeHash};
+  return {MAX_SMOOTHING, getJson, jsonLines, loadRuns, notify, open, page, post, register, remembered, runPath, say, toggleRuns, writeHash};
 })();

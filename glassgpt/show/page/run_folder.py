@@ -28,7 +28,7 @@ from glassgpt.errors import UserError
 from glassgpt.files import abbreviate_home
 from glassgpt.format import format_count
 from glassgpt.record import journal
-from glassgpt.record.run_dir import OUTPUT_LOG_FILE, RUNS_DIR
+from glassgpt.record.run_dir import LOCK_FILE, OUTPUT_LOG_FILE, RUNS_DIR
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.progress import MIN_GROWTH_S
 from glassgpt.runs.reading import read_run_log, source_path
@@ -169,8 +169,8 @@ def _entry(source: str) -> RunEntry | None:
         run_dir, file = path, path / journal.FILE_NAME
     elif (path / OUTPUT_LOG_FILE).is_file():
         file, source = path / OUTPUT_LOG_FILE, str(path / OUTPUT_LOG_FILE)
-    elif path.is_file() or (any(path.glob("[!.]*")) and not any(_children(path))):
-        file = path  # a folder: of another trainer
+    elif path.is_file() or _is_foreign_run(path):
+        file = path
     else:
         return None
     if run_dir is not None:
@@ -180,6 +180,14 @@ def _entry(source: str) -> RunEntry | None:
         shown = path.absolute().parent.name
     digest = hashlib.blake2b(os.fsencode(file.absolute()), digest_size=_ID_CHARS // 2).hexdigest()
     return RunEntry(digest, source, sanitize_line(shown or str(path.absolute().name)), run_dir, file)
+
+
+def _is_foreign_run(path: Path) -> bool:
+    """Whether it is a folder of another trainer. One in which a run of ours begins is a folder of runs, also
+    before its journal is there."""
+    if path == RUNS_DIR or any(path.glob(f"*/{LOCK_FILE}")):
+        return False
+    return any(path.glob("[!.]*")) and not any(_children(path))
 
 
 def _entries_of(source: str) -> Iterator[RunEntry]:

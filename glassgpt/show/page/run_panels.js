@@ -4,7 +4,7 @@
 (() => {
   const {formatDuration, formatValue} = GlassNumbers;
   const {button, code, copy, download, icon, isolated, node, prose, section, swatch, syncChildren} = GlassElements;
-  const {page, register, remembered, runPath, say} = GlassPage;
+  const {MAX_SMOOTHING, page, register, remembered, runPath, say} = GlassPage;
   const fileName = (panel, ending) => `${page.view.name.replace(/[^\p{L}\p{N}._-]+/gu, "-")}-${panel.id}.${ending}`;
 
   // ---- the top of the page ----
@@ -103,7 +103,10 @@
       return this.root;
     },
     update({view: {findings, live}, group}) {
-      if (group) group.findings = Object.fromEntries(findings.map(({id, at, severity}) => [id, {at, severity}]));
+      if (group) {
+        group.findings = Object.fromEntries(findings.map(({id, at, severity}) => [id, {at, severity}]));
+        group.refresh(({panel}) => panel?.marks?.length > 0);  // a pin has the colour of its finding
+      }
       syncChildren(this.list, findings, ({id}) => id, findingCard);
       this.none.hidden = findings.length > 0;
       this.none.textContent = live ? say("page.no_findings_yet") : say("report.findings.none");
@@ -146,7 +149,7 @@
       this.plan = toggle(say("page.whole_plan"), () => group.set({toPlan: !group.state.toPlan, range: null}));
       const label = node("label", "smoothing", this.root);
       node("span", "", label, say("page.smoothing"));
-      this.smooth = Object.assign(node("input", "", label), {type: "range", min: 0, max: 20, step: 0.5});
+      this.smooth = Object.assign(node("input", "", label), {type: "range", min: 0, max: MAX_SMOOTHING, step: 0.01});
       this.smoothed = node("output", "", label);
       this.smooth.addEventListener("input", () => group.set({smoothing: Number(this.smooth.value)}));
       this.reset = button(say("page.reset_zoom"), () => group.reset(), {className: "accent", parent: this.root});
@@ -170,7 +173,7 @@
       const lastSeen = Math.max(0, ...Object.values(group.rows).map((rows) => rows.at(-1)?.[0] ?? 0));
       this.plan.hidden = view.planned === null || view.planned <= lastSeen * 1.02;
       this.smooth.value = state.smoothing;
-      this.smoothed.textContent = state.smoothing ? `${state.smoothing} %` : say("page.off");
+      this.smoothed.textContent = state.smoothing ? state.smoothing.toFixed(2) : say("page.off");
       this.reset.hidden = state.range === null;
     },
   };
@@ -185,12 +188,14 @@
     item(say("page.log_y"), () => page.group.toggle("flipped", chart.panel.id));
     for (const kind of ["png", "svg"]) item(kind.toUpperCase(), async () => download(fileName(chart.panel, kind), await chart.picture(kind)));
     item("CSV", () => saveCsv(chart));
+    if (!page.isOffline) item(say("page.csv_all"), () => location.assign(runPath("series.csv")));
     menu.addEventListener("focusout", (event) => { if (!menu.contains(event.relatedTarget)) menu.open = false; });
     return menu;
   }
   // Live, the server has every logged row; the offline file has those that it draws.
   function saveCsv({panel}) {
-    if (!page.isOffline) return location.assign(runPath("series.csv"));
+    const query = panel.series.map(({id}) => `series=${encodeURIComponent(id)}`).join("&");
+    if (!page.isOffline) return location.assign(`${runPath("series.csv")}?${query}`);
     const lines = panel.series.flatMap(({id}) => (page.group.rows[id] ?? []).map((row) => [id, ...row].join(",")));
     return download(fileName(panel, "csv"), ["series,update,value,low,high", ...lines, ""].join("\r\n"), "text/csv");
   }

@@ -7,7 +7,7 @@
   const LETTERS = "ABCDEFGH";
   const NUMBERS = ["best_val", "last_loss", "updates", "tokens_per_s", "modified"];  // columns
   const MAX_COMPARED = 6;  // --run-1 … in style.css
-  const {getJson, loadRuns, notify, open, page, register, runPath, say, writeHash} = GlassPage;
+  const {getJson, loadRuns, notify, open, page, register, runPath, say, toggleRuns, writeHash} = GlassPage;
 
   // ---- compare with other runs ----
 
@@ -36,7 +36,7 @@
       if (!changed.has("runs") && !changed.has("compared")) return;
       const others = runs.filter(({id}) => id !== run && !compared.includes(id));
       this.choice.replaceChildren(new Option(say("page.add_run"), ""), ...others.map(({id, name}) => new Option(name, id)));
-      this.choice.hidden = !others.length;
+      this.choice.hidden = !others.length || compared.length >= MAX_COMPARED;
       const shown = compared.length ? [run, ...compared] : [];
       // The sentences call the runs A, B, C: the baseline first.
       const order = [baseline ?? run, ...shown.filter((id) => id !== (baseline ?? run))];
@@ -56,6 +56,9 @@
       if (!compared.length) this.show({sentences: [], causes: [], differences: []}, []);
     },
     show({sentences = [], causes = [], differences = []}, names) {
+      const text = JSON.stringify([sentences, causes, differences, names]);
+      if (text === this.text) return;  // what is selected or unfolded stays
+      this.text = text;
       const lines = [...sentences, ...causes];
       this.sentences.replaceChildren(...lines.map((text) => prose(text, node("li"))));
       this.sentences.hidden = !lines.length;
@@ -87,13 +90,8 @@
     writeHash();
     notify(new Set(["compared"]));
     runList.arrange();
-    const others = page.compared;
     try {
-      if (!(await drawCompared()) || !others.length) return;
-      const first = page.baseline ?? page.run;
-      const order = [first, ...[page.run, ...others].filter((id) => id !== first)];
-      const found = await getJson(`api/compare?${order.map((id) => `run=${encodeURIComponent(id)}`).join("&")}`);
-      if (others === page.compared) comparison.show(found, order.map((id, index) => `${LETTERS[index]} ${nameOf(id)}`));
+      if (await drawCompared()) await explainCompared();
     } catch (error) {
       comparison.note.hidden = false;
       comparison.note.textContent = error.message;
@@ -111,12 +109,33 @@
     if (others === page.compared) page.group.setOverlays(overlays);
     return others === page.compared;
   }
-  // Once in a while: what became of runs that go on, in the list and in the charts.
+  // Why they differ. Of runs that go on it is asked again, in at most a tenth of the time: it may take long.
+  const explained = {isStale: false, nextAt: 0};
+  async function explainCompared() {
+    const others = page.compared, first = page.baseline ?? page.run, startedAt = performance.now();
+    explained.isStale = false;
+    if (!others.length) return;
+    const order = [first, ...[page.run, ...others].filter((id) => id !== first)];
+    const found = await getJson(`api/compare?${order.map((id) => `run=${encodeURIComponent(id)}`).join("&")}`);
+    if (others !== page.compared) return;
+    comparison.show(found, order.map((id, index) => `${LETTERS[index]} ${nameOf(id)}`));
+    explained.nextAt = performance.now() + 9 * (performance.now() - startedAt);
+  }
+  // Once in a while: what became of runs that go on, in the list, in the charts and in what is said of them.
   async function refresh() {
-    const isLive = (id) => page.runs.some((run) => run.id === id && run.live), wasLive = new Set(page.compared.filter(isLive));
-    if (document.hidden || (runList.root.hidden && !wasLive.size)) return;
+    if (page.hasFailed && page.run) await open(page.run);  // it may be there by now
+    const isLive = (id) => page.runs.some((run) => run.id === id && run.live);
+    const wasLive = new Set(page.compared.length ? [page.run, ...page.compared].filter(isLive) : []);
+    explained.isStale ||= wasLive.size > 0;
+    if (document.hidden || (runList.root.hidden && !explained.isStale)) return;
+    const hadRuns = page.runs.length > 0;
     await loadRuns();
-    if (wasLive.size) await drawCompared((id) => wasLive.has(id));
+    if (!page.run && !hadRuns && page.runs.length === 1) {  // the first one, which the page waited for
+      toggleRuns(false);
+      await open(page.runs[0].id);
+    }
+    if (page.compared.some((id) => wasLive.has(id))) await drawCompared((id) => wasLive.has(id));
+    if (explained.isStale && performance.now() >= explained.nextAt) await explainCompared();
   }
 
   // ---- all runs of a folder ----
@@ -157,7 +176,7 @@
     show() {
       this.folder.textContent = page.folder;
       this.none.hidden = page.runs.length > 0;
-      this.table.hidden = !page.runs.length;
+      this.table.parentNode.hidden = this.search.hidden = !page.runs.length;
       this.arrange();
     },
     arrange() {
@@ -169,10 +188,14 @@
         return sign * (typeof a === "string" ? a.localeCompare(b) : a - b);
       });
       for (const cell of this.heads) cell.ariaSort = cell.dataset.column === this.sortKey ? (this.isDown ? "descending" : "ascending") : "none";
-      const items = kept.map((run) => ({run, isCurrent: run.id === page.run, isCompared: page.compared.includes(run.id)}));
+      const isFull = page.compared.length >= MAX_COMPARED;
+      const items = kept.map((run) => {
+        const isCurrent = run.id === page.run, isChosen = isCurrent || page.compared.includes(run.id);
+        return {run, isCurrent, isChosen, isRefused: isFull && !isChosen};
+      });
       syncChildren(this.body, items, (item) => item.run.id, (item) => this.row(item));
     },
-    row({run, isCurrent, isCompared}) {
+    row({run, isCurrent, isChosen, isRefused}) {
       const row = node("tr", isCurrent ? "current" : "");
       const link = node("a", "", Object.assign(node("th", "", row), {scope: "row"}));
       link.href = `#run=${encodeURIComponent(run.id)}`;
@@ -188,7 +211,10 @@
       number(run.updates, (value) => (run.planned ? `${value.toLocaleString("en-US")} / ${formatCount(run.planned)}` : value.toLocaleString("en-US")));
       number(run.tokens_per_s, (value) => formatCount(value));
       number(run.modified, (value) => new Date(1000 * value).toLocaleString("sv", {dateStyle: "short", timeStyle: "short"}));
-      const box = Object.assign(node("input", "", node("td", "", row)), {type: "checkbox", checked: isCurrent || isCompared, disabled: isCurrent, ariaLabel: `${say("page.compare")}: ${run.name}`});
+      const box = Object.assign(node("input", "", node("td", "", row)), {
+        type: "checkbox", checked: isChosen, disabled: isCurrent || isRefused,
+        title: isRefused ? say("page.compare_full") : "", ariaLabel: `${say("page.compare")}: ${run.name}`,
+      });
       box.addEventListener("change", () => {
         if (!page.view) open(run.id);  // the first one: others are drawn into its charts
         else compareWith(box.checked ? [...page.compared, run.id] : page.compared.filter((id) => id !== run.id));

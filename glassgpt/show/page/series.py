@@ -8,13 +8,13 @@ highest value, so that no spike is lost. A bin's width is a power of two and its
 so the bins of a run that grows stay where they are. A value of null is a gap: a loss that is NaN or
 infinite, or the beginning of another process.
 
-`csv_lines` has every logged line, for a spreadsheet or a script.
+`csv_lines` has every logged line, for a spreadsheet or a script; of all series, or of those of one chart.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -213,51 +213,68 @@ def rounded(value: float) -> float:
 
 # --- every logged line, as a table ---
 
-_STEP_COLUMNS = ("loss", "lr", "grad_norm", "ms", "tokens_per_s", "mfu", "memory_bytes", "tokens")
-_HEADER = (
-    "iteration,process,loss,lr,grad_norm,step_ms,tokens_per_s,mfu_percent,memory_bytes,tokens,"
-    "train_eval_loss,{val},val_stderr\n"
-)
+_STEP_COLUMNS = {  # of RunLog.steps, and the series that show it; nothing shows the count of tokens
+    "loss": ("loss",),
+    "lr": ("lr",),
+    "grad_norm": ("grad_norm",),
+    "ms": ("step_ms", "step_ms_eval", "step_ms_startup"),
+    "tokens_per_s": ("tokens_per_s",),
+    "mfu": ("mfu",),
+    "memory_bytes": ("memory",),
+    "tokens": (),
+}
+_STEP_NAMES = {"ms": "step_ms", "mfu": "mfu_percent"}  # where the table has another name
+_EVAL_COLUMNS = {"train_eval": ("train_loss",), "val": ("val_loss", "stderr")}
 _CHUNK_ROWS = 2000
 
 
-def csv_lines(run_log: RunLog) -> Iterator[str]:
+def csv_lines(run_log: RunLog, series: Collection[str] = ()) -> Iterator[str]:
     """In pieces, so that a long run is never one text. Evaluations stand beside the iteration that they
-    belong to; lines that a resume repeated are there too, under the number of their process."""
+    belong to; lines that a resume repeated are there too, under the number of their process. `series`: only
+    their columns, and only lines that have one of them."""
     steps = run_log.steps
+    is_bits = run_log.val_metric == "bits_per_byte"
+    shown = {"val" if name == "bits_per_byte" else name for name in series}
+    names = [name for name, shown_by in _STEP_COLUMNS.items() if not series or shown & set(shown_by)]
+    fields = [
+        one for name, columns in _EVAL_COLUMNS.items() if not series or name in shown for one in columns
+    ]
+    titles = {"train_loss": "train_eval_loss", "stderr": "val_stderr"}
+    titles["val_loss"] = "val_bits_per_byte" if is_bits else "val_loss"
+    header = [_STEP_NAMES.get(name, name) for name in names] + [titles[name] for name in fields]
+    yield ",".join(["iteration", "process", *header]) + "\n"
     evals: dict[tuple[int, int], LoggedEvaluation] = {}
-    for one in run_log.evals:
+    for one in run_log.evals if fields else ():
         if one.iteration is not None:
             evals[one.segment, one.iteration] = one
     at_steps = set(zip(steps.segment.tolist(), steps.iteration.tolist(), strict=True)) & evals.keys()
-    val = "val_bits_per_byte" if run_log.val_metric == "bits_per_byte" else "val_loss"
-    yield _HEADER.format(val=val)
+
+    def line(key: tuple[int, int], cells: Sequence[str], evaluation: LoggedEvaluation | None) -> str:
+        measured = [None if evaluation is None else getattr(evaluation, name) for name in fields]
+        cells = [*cells, *("" if value is None else repr(float(value)) for value in measured)]
+        return f"{key[1]},{key[0]},{','.join(cells)}\n" if not series or any(cells) else ""
+
     # Evaluations at iterations that were not logged, in the order of the run.
-    left = sorted(evals.keys() - at_steps, reverse=True)
-    empty = np.full(len(steps), np.nan)
+    left, empty = sorted(evals.keys() - at_steps, reverse=True), [""] * len(names)
     for begin in range(0, len(steps), _CHUNK_ROWS):
         part = slice(begin, begin + _CHUNK_ROWS)
-        columns = []
-        for name in _STEP_COLUMNS:
-            values = getattr(steps, name)
-            columns.append((empty if values is None else values)[part].tolist())
+        columns = [_cells(run_log, name, part) for name in names]
         rows = []
         keys = zip(steps.segment[part].tolist(), steps.iteration[part].tolist(), strict=True)
-        for key, has_loss, values in zip(
-            keys, steps.has_loss[part].tolist(), zip(*columns, strict=True), strict=True
-        ):
+        for index, key in enumerate(keys):
             while left and left[-1] < key:
-                rows.append(_line(left[-1], "," * (len(_STEP_COLUMNS) - 1), evals[left.pop()]))
-            loss = repr(values[0]) if has_loss else ""
-            cells = ",".join([loss, *("" if math.isnan(value) else f"{value!r}" for value in values[1:])])
-            rows.append(_line(key, cells, evals.get(key)))
+                rows.append(line(left[-1], empty, evals[left.pop()]))
+            rows.append(line(key, [column[index] for column in columns], evals.get(key)))
         yield "".join(rows)
-    yield "".join(_line(key, "," * (len(_STEP_COLUMNS) - 1), evals[key]) for key in reversed(left))
+    yield "".join(line(key, empty, evals[key]) for key in reversed(left))
 
 
-def _line(key: tuple[int, int], cells: str, evaluation: LoggedEvaluation | None) -> str:
-    values = (None,) * 3 if evaluation is None else (
-        evaluation.train_loss, evaluation.val_loss, evaluation.stderr
-    )  # fmt: skip
-    measured = ",".join("" if value is None else repr(float(value)) for value in values)
-    return f"{key[1]},{key[0]},{cells},{measured}\n"
+def _cells(run_log: RunLog, name: str, part: slice) -> list[str]:
+    """Of one column. What is unknown is empty; a loss that was logged as NaN is not unknown."""
+    steps = run_log.steps
+    values: Floats | None = getattr(steps, name)
+    if values is None:
+        return [""] * len(steps.iteration[part])
+    known = steps.has_loss[part] if name == "loss" else ~np.isnan(values[part])
+    pairs = zip(values[part].tolist(), known.tolist(), strict=True)
+    return [repr(value) if is_known else "" for value, is_known in pairs]

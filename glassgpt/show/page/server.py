@@ -5,7 +5,8 @@
     GET  /api/runs/{id}/view              all about one run, and the cursor to go on from
     GET  /api/runs/{id}/events?cursor=C   what is new, as server-sent events
     GET  /api/runs/{id}/rows              another zoom
-    GET  /api/runs/{id}/series.csv, report.html
+    GET  /api/runs/{id}/series.csv        every logged row; ?series=NAME: of a chart
+    GET  /api/runs/{id}/report.html
     GET  /api/compare?run=A&run=B
     POST /api/runs/{id}/requests          ask the run to stop, or to save
     POST /api/runs/{id}/samples           generate text with a checkpoint
@@ -20,7 +21,7 @@ import json
 import math
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Any, get_args
 
@@ -55,11 +56,19 @@ _KEEP_ALIVE_S = 15.0
 
 
 class PageServer:
-    """The runs, what is open of them, and the answers. `app` is the ASGI application."""
+    """The runs, what is open of them, and the answers. `app` is the ASGI application. `clock`: of
+    `last_request_at`."""
 
-    def __init__(self, folder: RunFolder, token: str, sampler: PageSampler | None = None) -> None:
+    def __init__(
+        self,
+        folder: RunFolder,
+        token: str,
+        sampler: PageSampler | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.folder, self.runs, self.sampler = folder, OpenedRuns(), sampler or PageSampler()
-        self.last_request_at = time.monotonic()
+        self._clock = clock
+        self.last_request_at = clock()
         self.is_closing = asyncio.Event()
         run = "/api/runs/{id:str}"
         routes = [
@@ -101,7 +110,7 @@ class PageServer:
     # --- the page ---
 
     async def _page(self, request: Request) -> Response:
-        self.last_request_at = time.monotonic()
+        self.last_request_at = self._clock()
         return Response(live_html(), media_type="text/html")
 
     async def _asset(self, request: Request) -> Response:
@@ -113,7 +122,7 @@ class PageServer:
     # --- reading ---
 
     async def _list(self, request: Request) -> Response:
-        self.last_request_at = time.monotonic()
+        self.last_request_at = self._clock()
         return _json(await run_in_threadpool(self.folder.listing))
 
     async def _view(self, request: Request) -> Response:
@@ -142,7 +151,8 @@ class PageServer:
         sent_at, has_failed = 0.0, False
         try:
             while not self.is_closing.is_set():
-                run.used_at = self.last_request_at = now = time.monotonic()
+                self.last_request_at = self._clock()
+                run.used_at = now = time.monotonic()
                 try:
                     content = b"" if has_failed else await run.ask(reader.tick)
                 except (UserError, OSError) as error:  # removed, or not readable any more: the page stays
@@ -166,8 +176,9 @@ class PageServer:
 
     async def _csv(self, request: Request) -> Response:
         run_log = await self._run_log(request)
-        headers = _attachment(self._entry(request).name, "csv")
-        return StreamingResponse(csv_lines(run_log), media_type="text/csv", headers=headers)
+        series = request.query_params.getlist("series")
+        headers = _attachment("-".join([self._entry(request).name, *series[:1]]), "csv")
+        return StreamingResponse(csv_lines(run_log, series), media_type="text/csv", headers=headers)
 
     async def _report(self, request: Request) -> Response:
         def page(run: LiveRun) -> str | None:
@@ -212,7 +223,7 @@ class PageServer:
         async def lines() -> AsyncIterator[bytes]:
             try:
                 async for message in iterate_in_threadpool(messages):
-                    self.last_request_at = time.monotonic()
+                    self.last_request_at = self._clock()
                     yield _encode(message) + b"\n"
             finally:
                 await run_in_threadpool(messages.close)  # the next sample need not wait for this one
@@ -233,7 +244,7 @@ class PageServer:
     # --- runs by their ids ---
 
     def _entry(self, request: Request, id: str | None = None) -> RunEntry:
-        self.last_request_at = time.monotonic()
+        self.last_request_at = self._clock()
         entry = self.folder.find(request.path_params["id"] if id is None else id)
         if entry is None:
             raise HTTPException(404, translate("page_server.no_such_run"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,9 +22,12 @@ from glassgpt.estimate.peak import PeakFlops, mfu_note
 from glassgpt.explain.rules.learned import ladder_position
 from glassgpt.format import format_bytes, format_count, format_duration, format_loss, format_ms, format_norm
 from glassgpt.i18n import say, translate
-from glassgpt.record.finding import SERIOUS, capitalized, read_finding
+from glassgpt.record.finding import SERIOUS, Severity, capitalized, read_finding
 from glassgpt.record.journal import Record, is_valid_profile
 from glassgpt.record.ledger import PHASES
+from glassgpt.runs.analysis import Analysis
+from glassgpt.runs.from_journal import run_log_from_records
+from glassgpt.runs.loss_rise import MIN_EXPLOSION_NATS, MIN_EXPLOSION_RATIO, RECOVERY_LOSSES
 from glassgpt.runs.noise import VISIBLE_STANDARD_ERRORS
 from glassgpt.sanitize import sanitize_text
 from glassgpt.show.facts_table import severity_label
@@ -43,6 +47,7 @@ from glassgpt.show.terminal.text_lines import print_line, print_values, terminal
 
 _MAX_SPARKS = 40  # characters of the curve of validation losses
 _BAR_WIDTH = 10
+_EXPLOSION_RECORDS = 200  # the latest steps and evaluations, of which one can be seen
 
 # fmt: off
 _REQUIRED_FIELDS = {
@@ -83,6 +88,8 @@ class RunConsole:
         self._stderr = 0.0  # of the last evaluation
         self._train_eval: Record | None = None
         self._val_losses: list[float] = []
+        self._recent: deque[Record] = deque(maxlen=_EXPLOSION_RECORDS)
+        self._calm_losses = RECOVERY_LOSSES  # in a row; 0: an explosion was reported, and goes on
         self._last_mfu: float | None = None
 
     def tick(self, activity: str, done: int) -> None:
@@ -141,6 +148,13 @@ class RunConsole:
                 self._out.print(Text(sanitize_text(record["text"]), style="green"), soft_wrap=True)
             case "end":
                 self._print_end(record)
+        if kind in ("step", "eval"):
+            self._recent.append(record)
+            if kind == "step":
+                self._report_explosion(float(record["loss"]))
+        elif kind == "run":
+            self._recent.clear()
+            self._calm_losses = RECOVERY_LOSSES
         if self._area is not None:
             self._area.refresh()
 
@@ -164,10 +178,36 @@ class RunConsole:
         if finding.advice:
             advice = translate("run_console.finding.action", advice=capitalized(finding.advice))
             text = f"{text} {advice}"
-        style = "" if finding.severity == "info" else "yellow"
-        print_line(self._out, severity_label(finding.severity), text, style)
-        if self._live and finding.severity in SERIOUS:
+        self._print_warning(finding.severity, text)
+
+    def _print_warning(self, severity: Severity, text: str) -> None:
+        print_line(self._out, severity_label(severity), text, "" if severity == "info" else "yellow")
+        if self._live and severity in SERIOUS:
             self._out.bell()
+
+    def _report_explosion(self, loss: float) -> None:
+        """Once for each, as soon as it can be told from odd batches. Looking for one costs time, so that is
+        done only where the loss is high."""
+        lowest = min((one["loss"] for one in self._recent if one["loss"] < math.inf), default=math.inf)
+        if not max(MIN_EXPLOSION_RATIO * lowest, lowest + MIN_EXPLOSION_NATS) < loss < math.inf:
+            self._calm_losses += 1
+            return
+        if self._calm_losses < RECOVERY_LOSSES:
+            self._calm_losses = 0
+            return
+        analysis = Analysis(run_log_from_records([self._run, *self._recent], "", live=True))
+        last = analysis.explosions[-1] if self._run and analysis.explosions else None
+        if last is None or last.recovered_iteration is not None:
+            return
+        self._calm_losses = 0
+        rise = translate(
+            "run_console.loss_explosion",
+            iteration=last.iteration_before,
+            loss=last.loss_before,
+            peak_iteration=last.peak_iteration,
+            peak_loss=last.peak_loss,
+        )
+        self._print_warning("problem", f"{rise} {translate('divergence.advice.lower_lr')}")
 
     def _print_step(self, record: Record) -> None:
         parts = [(f"loss {format_loss(record['loss'])}", 0)]

@@ -33,11 +33,7 @@ from glassgpt.training.checkpoint.saver import Saver
 
 settings = partial(campaign.settings, max_iters=45)
 # SIGTERM goes the way of SIGINT once the run has begun.
-MOMENTS = {
-    signal.SIGINT: CHILD_PHASES,
-    signal.SIGTERM: ("startup", "train"),
-    signal.SIGHUP: CHILD_PHASES,
-}
+MOMENTS = {signal.SIGINT: CHILD_PHASES, signal.SIGTERM: CHILD_PHASES[:2], signal.SIGHUP: CHILD_PHASES}
 
 
 def command(config: TrainConfig) -> list[str]:

@@ -98,17 +98,7 @@ def test_lines_of_all_trainers_in_any_order(lines: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "number",
-    [
-        "9" * 400,
-        "1e999",
-        "nan",
-        "-inf",
-        "0",
-        "1e-320",
-        "1,000,000.5",
-        "99999999999999999999",
-    ],
+    "number", ["9" * 400, "1e999", "nan", "-inf", "0", "1e-320", "1,000,000.5", "9" * 20]
 )
 def test_numbers_of_any_size(number: str) -> None:
     for told in every_trainer(SyntheticRun(updates=16)).values():

@@ -22,15 +22,15 @@ check: .venv/ready
 	$(BIN)/lint-imports
 
 # torch comes first and alone: pinned without a local label, a CPU or CUDA build that is at hand is taken,
-# and nothing that follows replaces it.
+# and nothing that follows replaces it. Python compiles what is imported when it is: of these packages, little is.
 .venv/ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "GlassGPT needs Python 3.11 or newer; $(PYTHON) is `$(PYTHON) --version`. Try: make PYTHON=python3.12"; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
 		{ echo "Python's venv module is missing. On Debian or Ubuntu: sudo apt install python3-venv"; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 # The CPU rows side by side with nanoGPT, which is not part of this; bench/gpu.sh has those of a GPU.

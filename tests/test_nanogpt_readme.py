@@ -139,8 +139,9 @@ class Reader:
     def type(self, command: str, *flags: str) -> tuple[int, str, str]:
         """Flags replace those of the same name."""
         words = shlex.split(command)
-        if words[0] == "torchrun":
+        if words[0] == "torchrun" and self.has_files:
             return self._type_torchrun(words, *flags)
+        words = ["python", *words[words.index("train.py") :]] if words[0] == "torchrun" else words
         script = words[1]
         if script.endswith("prepare.py"):
             # In nanoGPT's folder one types the script itself, elsewhere its dataset's name.

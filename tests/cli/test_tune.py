@@ -233,7 +233,7 @@ TINY = [
     "--n_layer=1", "--n_embd=16", "--n_head=2", "--block_size=8", "--batch_size=none", "--probe_seconds=0",
     "--device=cpu", "--dtype=float32", "--max_iters=5", "--eval_tokens=64", "--compile=off",
 ]  # fmt: skip
-TUNED = [*TINY[:4], "--batch_tokens=64", *TINY[5:]]
+TUNED = [*TINY[:4], "--batch_tokens=16", "--attention=sdpa", *TINY[5:]]
 
 
 def test_a_tiny_model_on_this_machine(tiny_data: Path, capsys: Capture) -> None:

@@ -18,7 +18,7 @@ _WORKSPACE_BYTES = 68 * 2**20
 
 def test_random_shapes_need_what_their_code_allocates(subtests: pytest.Subtests) -> None:
     errors = {}
-    for seed in range(24):
+    for seed in range(16):
         work = draw_card_workload(seed)
         peaks = trace_memory(work)
         peaks["evaluation"] -= _WORKSPACE_BYTES // 2 if work.graph else 0
@@ -27,7 +27,7 @@ def test_random_shapes_need_what_their_code_allocates(subtests: pytest.Subtests)
         with subtests.test(seed=seed):
             assert abs(errors[seed]) < 0.08, work
     within = sum(abs(error) < 0.05 for error in errors.values())
-    assert within >= 22, sorted(errors.items(), key=lambda one: -abs(one[1]))[:8]
+    assert within >= 15, sorted(errors.items(), key=lambda one: -abs(one[1]))[:8]
 
 
 def test_random_shapes_on_a_cpu_need_what_their_code_allocates() -> None:

@@ -198,10 +198,10 @@ def trace_memory(work: TrainingWorkload) -> dict[str, int]:
         optimizers = make_optimizers(model, config, getattr(torch, work.dtype))
         autocast = torch.autocast("cpu", torch.bfloat16, enabled=work.dtype != "float32")
         tokens = torch.zeros(work.batch_size, config.block_size, dtype=torch.long)
-        for _ in range(2):  # the first makes the optimizers' state
+        for micro_steps in (1, min(2, work.micro_steps)):  # the first update makes the optimizers' state
             model.train()
             tracker.peak = 0
-            for _ in range(min(2, work.micro_steps)):  # more need no more
+            for _ in range(micro_steps):  # more need no more
                 with autocast:
                     loss = model(tokens, tokens)
                 loss.backward()

@@ -34,21 +34,6 @@ def test_any_run_log_is_survived(rules: tuple[Rule, ...], run_log: RunLog) -> No
         assert finding is None or finding.evidence
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
-@given(any_run_log())
-def test_findings_of_any_run_do_not_contradict_each_other(run_log: RunLog) -> None:
-    analysis = analyse(run_log)
-    stated: dict[str, tuple[object, str]] = {}
-    for rule in (*FAILURE_RULES, *LEARNING_RULES, *RESUME_RULES):
-        if (finding := rule(analysis)) is not None:
-            for subject, value in finding.claims.items():
-                assert stated.setdefault(subject, (value, finding.id))[0] == value, (
-                    subject,
-                    stated,
-                    finding.id,
-                )
-
-
 # Pairs of findings that cannot both be true of one run.
 EXCLUSIVE = (
     {"loss-explosion", "divergence"},
@@ -63,7 +48,14 @@ EXCLUSIVE = (
 
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 @given(any_run_log())
-def test_findings_that_exclude_each_other_do_not_come_together(run_log: RunLog) -> None:
+def test_findings_of_any_run_neither_contradict_nor_exclude_each_other(run_log: RunLog) -> None:
     analysis = analyse(run_log)
-    found = {finding.id for rule in (*FAILURE_RULES, *LEARNING_RULES) if (finding := rule(analysis))}
+    stated: dict[str, tuple[object, str]] = {}
+    found = set()
+    for rule in (*FAILURE_RULES, *LEARNING_RULES, *RESUME_RULES):
+        if (finding := rule(analysis)) is not None:
+            found.add(finding.id)
+            for subject, value in finding.claims.items():
+                before = stated.setdefault(subject, (value, finding.id))
+                assert before[0] == value, (subject, before, finding.id)
     assert not [pair for pair in EXCLUSIVE if pair <= found]

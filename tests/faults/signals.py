@@ -32,7 +32,8 @@ from glassgpt.training.checkpoint.checkpoints import committed_paths
 from glassgpt.training.checkpoint.saver import Saver
 
 settings = partial(campaign.settings, max_iters=45)
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# SIGTERM goes the way of SIGINT once the run has begun.
+MOMENTS = {signal.SIGINT: CHILD_PHASES, signal.SIGTERM: CHILD_PHASES[:2], signal.SIGHUP: CHILD_PHASES}
 
 
 def command(config: TrainConfig) -> list[str]:
@@ -140,8 +141,8 @@ def main() -> int:
         untouched = settings(folder, "untouched")
         run_to_the_end(untouched, folder / "output.txt")
         expected = run_outcome(untouched)
-        for number in SIGNALS:
-            for moment in CHILD_PHASES:
+        for number, moments in MOMENTS.items():
+            for moment in moments:
                 problems[f"{number.name} at {moment}"] = stop_and_resume(folder, number, moment, expected)
         for number in (signal.SIGINT, signal.SIGTERM):
             problems[f"{number.name} twice"] = second_signal_quits_at_once(folder, number)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from glassgpt.cli import main
 from glassgpt.config import TrainConfig
 from glassgpt.data.prepare import prepare
 from glassgpt.data.prepare_options import PrepareOptions
@@ -55,13 +56,21 @@ def settings(disk: Path, data: Path) -> TrainConfig:
     )
 
 
-def glass(*words: str) -> tuple[int, str]:
-    command = [sys.executable, "-m", "glassgpt", *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    return done.returncode, done.stderr
+Glass = Callable[..., tuple[int, str]]
 
 
-def test_a_disk_that_fills_up(small_disk: Path, tiny_data: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def glass(capsys: pytest.CaptureFixture[str]) -> Glass:
+    """The command's exit code, and what it says of errors."""
+
+    def run(*words: str) -> tuple[int, str]:
+        capsys.readouterr()
+        return main(words), capsys.readouterr().err
+
+    return run
+
+
+def test_a_disk_that_fills_up(small_disk: Path, tiny_data: Path, tmp_path: Path, glass: Glass) -> None:
     config = settings(small_disk, tiny_data)
     (tmp_path / "config.toml").write_text(to_toml(config))
     code, said = glass("train", str(tmp_path / "config.toml"))
@@ -86,7 +95,7 @@ def test_a_disk_that_fills_up(small_disk: Path, tiny_data: Path, tmp_path: Path)
     assert ends[0] == ends[1]
 
 
-def test_a_journal_that_does_not_fit(small_disk: Path, tiny_data: Path, tmp_path: Path) -> None:
+def test_a_journal_that_does_not_fit(small_disk: Path, tiny_data: Path, tmp_path: Path, glass: Glass) -> None:
     config = settings(small_disk, tiny_data)
     (small_disk / "ballast").write_bytes(bytes(1000 * 1024))  # 24 kB are left: no checkpoint, little journal
     (tmp_path / "config.toml").write_text(to_toml(config))
@@ -113,7 +122,7 @@ def test_preparing_on_a_full_disk_leaves_nothing(small_disk: Path, tmp_path: Pat
     assert list(small_disk.iterdir()) == []
 
 
-def test_a_read_only_disk(small_disk: Path, tiny_data: Path, tmp_path: Path) -> None:
+def test_a_read_only_disk(small_disk: Path, tiny_data: Path, tmp_path: Path, glass: Glass) -> None:
     config = settings(small_disk, tiny_data)
     (tmp_path / "config.toml").write_text(to_toml(config))
     assert mount("-o", "remount,ro", str(small_disk))
@@ -125,7 +134,7 @@ def test_a_read_only_disk(small_disk: Path, tiny_data: Path, tmp_path: Path) -> 
 
 
 def test_a_run_on_a_disk_that_became_read_only_can_be_looked_at(
-    small_disk: Path, tiny_data: Path, tmp_path: Path
+    small_disk: Path, tiny_data: Path, tmp_path: Path, glass: Glass
 ) -> None:
     config = settings(small_disk, tiny_data)
     train(TrainConfig(**{**vars(config), "keep_checkpoints": 1}))

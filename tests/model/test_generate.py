@@ -159,7 +159,7 @@ def test_greedy_text_is_that_of_transformers() -> None:
     for seed in range(5):
         prompt = some_tokens(rows=1, length=3, seed=seed)
         count = CONTEXT - 3
-        expected = hf_model.generate(  # type: ignore[misc]
+        expected = hf_model.generate(
             prompt,
             attention_mask=torch.ones_like(prompt),
             do_sample=False,

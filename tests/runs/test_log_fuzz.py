@@ -98,23 +98,12 @@ def test_lines_of_all_trainers_in_any_order(lines: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "number",
-    [
-        "9" * 400,
-        "1e999",
-        "nan",
-        "-inf",
-        "0",
-        "-0.0",
-        "1e-320",
-        "1,000,000.5",
-        "99999999999999999999",
-    ],
+    "number", ["9" * 400, "1e999", "nan", "-inf", "0", "1e-320", "1,000,000.5", "9" * 20]
 )
 def test_numbers_of_any_size(number: str) -> None:
-    for told in TRAINERS.values():
+    for told in every_trainer(SyntheticRun(updates=16)).values():
         for line in [part.text for part in told.parts if part.row or part.eval][-2:]:
-            head = told.truncated(len(told.parts) - 8).text
+            head = told.truncated(2 * len(told.parts) // 3).text
             read((head + re.sub(r"\d[\d.,]*", number, line) + "\n" + line + "\n").encode())
             for match in re.finditer(r"\d[\d.,]*", line):
                 read(

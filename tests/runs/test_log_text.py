@@ -54,7 +54,7 @@ def test_each_state_of_a_progress_bar_is_a_line() -> None:
     st.sampled_from(["\n", "\r\n"]),
     st.integers(1, 7000),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_lines_are_numbered_as_an_editor_numbers_them(lines: list[list[str]], end: str, chunk: int) -> None:
     """A state of a progress bar, or a part of a long line, is no line of the file; reads may end anywhere."""
     data = "".join("\r".join(states) + end for states in lines).encode()

@@ -351,7 +351,7 @@ def read_slowly() -> None:
     from glassgpt.training.loader import BatchLoader
 
     def make(original: Any, *arguments: Any) -> None:
-        time.sleep(5.0)
+        time.sleep(3.5)
         original(*arguments)
 
     _wrap_method(BatchLoader, "__init__", make)
@@ -362,7 +362,7 @@ def write_slowly() -> None:
     from glassgpt.training.checkpoint.saver import Saver
 
     def write_files(original: Any, *arguments: Any) -> Any:
-        time.sleep(5.0)
+        time.sleep(3.5)
         return original(*arguments)
 
     _wrap_method(Saver, "_write_files", write_files)

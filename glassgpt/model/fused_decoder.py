@@ -25,7 +25,7 @@ from glassgpt.model.token_sampler import TokenSampler
 
 MAX_ROWS = 32
 _MAX_CHANNEL_BYTES = 8192
-_MAX_INPUTS = 2**15  # of a norm, of all rows
+_MAX_INPUT_BYTES = 2**16  # of a norm, of several rows: half of a program's shared memory
 _MAX_TOP_K = 512  # larger ones are sampled by PyTorch's kernels
 _LOGIT_TILE = 16
 _BLOCK_SLOTS = 64  # of the cache, read at a time: as many or more for each task of a head
@@ -46,7 +46,8 @@ def can_fuse(model: GPT, rows: int) -> bool:
     if rows == 1:
         fits = channels * itemsize <= _MAX_CHANNEL_BYTES
     else:
-        fits = rows <= MAX_ROWS and _power_of_two(channels) * _padded_rows(rows) <= _MAX_INPUTS
+        inputs = _power_of_two(channels) * _padded_rows(rows)
+        fits = rows <= MAX_ROWS and inputs * itemsize <= _MAX_INPUT_BYTES
     return fits and (model.config.arch == "gpt2" or channels // model.config.n_head % 2 == 0)
 
 

@@ -227,10 +227,9 @@ def _bytes_at_backward(work: TrainingWorkload) -> dict[str, int]:
     recomputed = 0
     if work.device_type == "cpu":
         in_last_mlp = head_twice // 2 + cpu_backward_bytes(work)
-    elif work.attention == "manual":  # scores before the softmax; the last MLP is not there yet
-        softmax = 4 * 4 - manual_score_bytes(
-            work
-        )  # its result, the gradient, their product, its own gradient
+    elif work.attention == "manual":  # the last MLP has been freed by then
+        # Of the backward pass of softmax: output, both gradients, a product. What was saved is counted already.
+        softmax = 4 * 4 - manual_score_bytes(work)
         scores = softmax * config.n_head * config.block_size * tokens
         freed = 16 if config.arch == "modern" and not work.kernels else 10  # streams, of the MLP
         in_last_mlp = max(in_last_mlp, head_twice // 2 + scores - freed * stream)

@@ -228,7 +228,7 @@ def _bytes_at_backward(work: TrainingWorkload) -> dict[str, int]:
     if work.device_type == "cpu":
         in_last_mlp = head_twice // 2 + cpu_backward_bytes(work)
     elif work.attention == "manual":  # the last MLP has been freed by then
-        # Of the backward pass of softmax: output, both gradients, a product. What was saved is counted already.
+        # Softmax backward: output, both gradients, a product. What was saved is counted already.
         softmax = 4 * 4 - manual_score_bytes(work)
         scores = softmax * config.n_head * config.block_size * tokens
         freed = 16 if config.arch == "modern" and not work.kernels else 10  # streams, of the MLP

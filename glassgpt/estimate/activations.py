@@ -100,10 +100,7 @@ def activation_bytes_per_layer(work: TrainingWorkload) -> int:
     if work.attention == "manual":
         # Instead of all three: a copy of the values; queries and keys in float32.
         numbers, other = numbers - 2, other + 2 * 4
-        scores = 4 + (low if low < 4 else 0)  # the softmax, and its copy for the matmul
-        if config.dropout:
-            scores += 1 + (4 if low == 4 else 0)  # the mask; dropout's output, where no copy of it is made
-        attention = scores * config.n_head * config.block_size
+        attention = manual_score_bytes(work) * config.n_head * config.block_size
     elif work.device_type == "cuda" and (head_dim := config.n_embd // max(1, config.n_head)) % 8:
         # Flash attention pads heads to a multiple of 8, and c_proj needs the output without padding.
         padded = -(-head_dim // 8) * 8
@@ -113,6 +110,14 @@ def activation_bytes_per_layer(work: TrainingWorkload) -> int:
     dropout_masks = 2 * config.n_embd if config.dropout else 0
     per_token = int(config.n_embd * (numbers * low + other)) + attention + dropout_masks
     return work.micro_batch_tokens * per_token
+
+
+def manual_score_bytes(work: TrainingWorkload) -> int:
+    """Saved per pair of tokens and head without a fused kernel for attention."""
+    low = work.activation_itemsize
+    softmax = 4 + (low if low < 4 else 0)  # and its copy for the matmul
+    mask = 1 + (4 if low == 4 else 0)  # and dropout's output, where no copy of it is made
+    return softmax + (mask if work.config.dropout else 0)
 
 
 # --- activations on a CPU ---

@@ -22,6 +22,7 @@ from glassgpt.estimate.activations import (
     cpu_backward_bytes,
     cpu_code_bytes,
     kept_weight_copy_bytes,
+    manual_score_bytes,
     weight_copy_bytes,
 )
 from glassgpt.estimate.training_workload import (
@@ -226,11 +227,12 @@ def _bytes_at_backward(work: TrainingWorkload) -> dict[str, int]:
     recomputed = 0
     if work.device_type == "cpu":
         in_last_mlp = head_twice // 2 + cpu_backward_bytes(work)
-    elif work.attention == "manual":  # scores before the softmax; the last MLP is not there yet
-        scores = 6 * config.n_head * config.block_size * tokens
-        in_last_mlp = max(
-            in_last_mlp, head_twice // 2 + scores - (0 if config.activation_checkpointing else 10 * stream)
-        )
+    elif work.attention == "manual":  # the last MLP has been freed by then
+        # Softmax backward: output, both gradients, a product. What was saved is counted already.
+        softmax = 4 * 4 - manual_score_bytes(work)
+        scores = softmax * config.n_head * config.block_size * tokens
+        freed = 16 if config.arch == "modern" and not work.kernels else 10  # streams, of the MLP
+        in_last_mlp = max(in_last_mlp, head_twice // 2 + scores - freed * stream)
     if config.activation_checkpointing:  # the last block is recomputed after the head, before the MLP
         recomputed = activation_bytes_per_layer(work) - 2 * stream  # its input and norm are counted already
         # Autocast's copies of the weights were freed after the forward pass, except for this block.
@@ -324,11 +326,13 @@ def _eval_mlp_bytes_per_token(work: TrainingWorkload) -> int:
 
 def _eval_manual_attention_bytes_per_token(work: TrainingWorkload) -> int:
     """The residual stream, and queries and keys in several forms; scores, masked scores and their softmax, in
-    float32. PyTorch's fused attention needs less than the MLP."""
+    float32, or scores and what they are computed from. PyTorch's fused attention needs less than the MLP."""
     config = work.config
     if work.attention != "manual":
         return 0
     other = 28 if work.dtype == "float32" else 24 if config.arch == "modern" else 20
     if config.n_layer == 1:  # the stream in the first block is the one before it
         other -= 4 + work.activation_itemsize
-    return 3 * 4 * config.n_head * config.block_size + other * config.n_embd
+    row = 4 * config.n_head * config.block_size
+    operands = 0 if work.dtype == "float32" else 4 * 4  # queries and keys, converted and in one piece
+    return max(3 * row, row + operands * config.n_embd) + other * config.n_embd

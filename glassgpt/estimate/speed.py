@@ -143,13 +143,14 @@ _CARD_KINDS = ("GeForce", "data centre", "professional", "Apple", "AMD")  # word
 # How far the band reaches beyond the rows' predictions, in logarithms. 80% of what is left out lies in it:
 # rows, models and cards. Of cards, conformally: each weighs the same, and the card to come counts as one
 # more. bench/plan.py computes it, tests/estimate/test_references.py compares.
-_MARGIN = 0.12
-# The least for a model that is far from any row on its card: 24 shapes drawn at random, groups of four left
-# out of the fit of update_time.py, were off by 0.21 (rms), and none by more than this.
-_ODD_SHAPE_MARGIN = 0.45
+_MARGIN = 0.16
+# The least for a model that is far from any row on its card. 69 shapes drawn at random, groups of three left
+# out of the fit of update_time.py, were off by 0.22 (rms): compute-bound ones by 0.10, launch-bound ones and
+# those with slow kernels by 0.24, those with many tiny kernels in a CUDA graph by 0.33.
+_ODD_SHAPE_MARGIN, _SLOW_KERNELS_MARGIN, _TINY_KERNELS_MARGIN = 0.24, 0.40, 0.60
 _ODD_SIZE_FACTOR = 3.0  # in layers, width, context or tokens: up to this a row is near, its square is far
 _SINGLE_ROW_FACTOR = 2.0  # times the margin, if there is one row only
-_LAUNCH_MARGIN = 0.4  # of launch overhead: other machines' CPUs relative to the one where it was measured
+_LAUNCH_MARGIN = 0.45  # of launch overhead: other machines' CPUs relative to the one where it was measured
 _MAX_MFU = 95.0  # percent
 
 # On a CPU: 90% of 197 random shapes on the machine that cpu_update_time.py was fitted to lie within 0.22, and
@@ -202,7 +203,7 @@ def expected_mfu_range(
     correction = fmean(logs, weights)
     margin = _MARGIN * (_SINGLE_ROW_FACTOR if len(near) <= 1 else 1)
     # The odder the shape, the more depends on update_time.py, and the less on the rows.
-    odd = _ODD_SHAPE_MARGIN * min((_oddness(row, work) for *_, row in near), default=1.0)
+    odd = _shape_margin(work, expected) * min((_oddness(row, work) for *_, row in near), default=1.0)
     fast = min(min(logs) - margin, correction - odd)
     slow = max(max(logs) + margin, correction + odd)
     # Launches overlap with computing; no row corrects them.
@@ -237,6 +238,13 @@ def _distance(row: SpeedReference, work: TrainingWorkload, flops_per_token: floa
         abs(math.log(flops_per_token / row.flops_per_token)) / math.log(SIMILAR_FLOPS_FACTOR),
         abs(math.log(tokens_ratio)) / math.log(SIMILAR_TOKENS_FACTOR),
     )
+
+
+def _shape_margin(work: TrainingWorkload, expected: UpdateTime) -> float:
+    """Of update_time.py alone, in logarithms."""
+    has_slow_kernels = is_misaligned(work) or work.attention == "manual"
+    tiny_kernels = min(1.0, 2 * expected.kernel_s / expected.card_s) * _TINY_KERNELS_MARGIN
+    return max(_SLOW_KERNELS_MARGIN if has_slow_kernels else _ODD_SHAPE_MARGIN, tiny_kernels)
 
 
 def _oddness(row: SpeedReference, work: TrainingWorkload) -> float:

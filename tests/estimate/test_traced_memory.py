@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from test_memory import MEASURED_IN_A_GRAPH, workload_in_a_graph
 from traced_memory import trace_memory
@@ -50,8 +52,22 @@ def test_random_shapes_on_a_cpu_need_what_their_code_allocates() -> None:
         assert sum(parts.values()) == pytest.approx(traced, rel=0.05, abs=2**20), work
 
 
+def test_attention_without_a_fused_kernel_needs_what_its_code_allocates(subtests: pytest.Subtests) -> None:
+    for seed in (800002, 800006, 800011, 800023, 800031, 800044):
+        work = replace(draw_card_workload(seed), attention="manual")
+        peaks = trace_memory(work)
+        peaks["evaluation"] -= _WORKSPACE_BYTES // 2 if work.graph else 0
+        traced = max(peaks.values()) + _WORKSPACE_BYTES
+        with subtests.test(seed=seed):
+            assert estimate_memory(work).allocated_bytes == pytest.approx(traced, rel=0.05), work
+
+
 def test_the_trace_is_what_a_card_measured() -> None:
     """So that the trace can be believed: peaks in updates, on an H200."""
+    manual = replace(draw_card_workload(201146), data_bytes=2_000_000)
+    total = trace_memory(manual)["micro_steps"] + _WORKSPACE_BYTES + manual.data_bytes
+    assert total / GIB == pytest.approx(67.006, rel=0.001)
+    assert estimate_memory(manual).allocated_bytes == pytest.approx(total, rel=0.02)
     for row in MEASURED_IN_A_GRAPH[:16]:  # the larger ones take seconds each
         work = workload_in_a_graph(*row[:6])
         traced = trace_memory(work)

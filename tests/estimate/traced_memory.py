@@ -41,8 +41,9 @@ _STREAMING_MULTIPROCESSORS = 132  # of an H200
 class _Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of all storages that are alive, and the most since `peak` was reset."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_card: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.on_card = on_card
         self.now = self.peak = 0
         self._alive: dict[int, int] = {}
 
@@ -51,7 +52,9 @@ class _Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor):
                 self._add(tensor.untyped_storage())
-        self.peak = max(self.peak, self.now)
+        # On a card it first multiplies gradient and output.
+        has_product = self.on_card and func is torch.ops.aten._softmax_backward_data.default
+        self.peak = max(self.peak, self.now + (result.untyped_storage().nbytes() if has_product else 0))
         return result
 
     def _add(self, storage: torch.UntypedStorage) -> None:
@@ -188,8 +191,9 @@ def trace_memory(work: TrainingWorkload) -> dict[str, int]:
     """The most bytes allocated in the second update: `micro_steps`, `step`, and in an evaluation after it."""
     config, peaks = work.config, {}
     float8._constant.cache_clear()
-    device = _as_on_a_card() if work.device_type == "cuda" else contextlib.nullcontext()
-    with FakeTensorMode(allow_non_fake_inputs=True), _Tracker() as tracker, device:
+    on_card = work.device_type == "cuda"
+    device = _as_on_a_card() if on_card else contextlib.nullcontext()
+    with FakeTensorMode(allow_non_fake_inputs=True), _Tracker(on_card) as tracker, device:
         model = gpt.GPT(gpt.make_gpt_config(config, work.vocab_size))
         model.activation_checkpointing = config.activation_checkpointing
         model.backend.kernels = work.kernels

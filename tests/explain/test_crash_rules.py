@@ -368,6 +368,23 @@ def test_an_explosion_that_did_not_come_back() -> None:
     assert "Clip" in require_finding(loss_explosion(analyse(exploding(None, grad_clip=0)))).advice
 
 
+def test_all_losses_alike_above_the_first_evaluation() -> None:
+    """Every logged loss is the last one: none differs from it."""
+    steps = make_steps(range(1, 21), loss=[5.5555] * 20)
+    one = require_finding(loss_explosion(analyse(make_run_log(steps, [(0, 1.0, 1.0)]))))
+    constant = next(part for part in one.text["evidence"] if part.key == "divergence.evidence.constant_end")
+    assert constant.values == {"lines": 20, "loss": 5.5555}
+
+
+def test_an_explosion_among_few_lines() -> None:
+    """From 125 to 149 losses, too few to show that they come again."""
+    for count in (124, 125, 140, 149, 150):
+        losses = falling_losses(count, spread=0.005)
+        losses[60:80] = [20.0] * 20
+        one = require_finding(loss_explosion(analyse(make_run_log(make_steps(range(count), loss=losses)))))
+        assert (one.values["explosion_iteration"], one.values["recovered_iteration"]) == (60, 80), count
+
+
 def test_nineteen_lines_are_enough() -> None:
     losses = [
         10.9,

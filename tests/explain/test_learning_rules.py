@@ -100,6 +100,12 @@ def test_the_readme_run_on_a_gpu_overfits() -> None:
     assert more_text == say("overfitting.advice.more_text", best_loss=1.4576)
 
 
+def test_a_run_in_progress_is_not_advised_to_have_stopped() -> None:
+    one = require_finding(overfitting(analyse(replace(gpu_run(), live=True))))
+    assert one.text["advice"][0].key == "overfitting.advice.stop_now"
+    assert one.text["advice"][0].values["best_iteration"] == 1750
+
+
 def test_its_share_of_the_time_is_measured() -> None:
     """13 evaluations and 3237 plain iterations came after the best, of 20 and 4980, and the start."""
     after = 13 * 2200 + 3237 * 13

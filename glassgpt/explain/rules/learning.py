@@ -322,7 +322,7 @@ def plateau(analysis: Analysis) -> Finding | None:
         "plateau",
         "advice" if was_evaluated else "info",
         title=say("plateau.title.no_late_improvement")
-        if shows_run_start(run_log)
+        if shows_run_start(run_log) and not run_log.live
         else say("plateau.title.no_late_improvement_here"),
         evidence=evidence + (_flat_since(at, smooth) if run_log.has_iteration_numbers else []),
         explanation=[
@@ -445,7 +445,7 @@ def _plateau_evidence(analysis: Analysis, smooth: BlockMedians) -> list[Message]
     thirds = {"earlier_train_loss": before, "late_train_loss": after}
     evidence = [
         say("plateau.evidence.train_thirds", **thirds)
-        if shows_run_start(analysis.log)
+        if shows_run_start(analysis.log) and not analysis.log.live
         else say("plateau.evidence.train_thirds_here", **thirds)
     ]
     evaluated, val_losses = analysis.trajectory.val_curve()

@@ -304,6 +304,9 @@ def _overfitting_advice(analysis: Analysis, past: PastBest, saving: float) -> li
         advice.append(say("overfitting.advice.compare_unread", names=unread))
     elif not analysis.log.has_iteration_numbers:
         advice.append(say("overfitting.advice.stop_at_best", **effect))
+    elif analysis.log.live:
+        rise = effect["rise"]
+        advice.append(say("overfitting.advice.stop_now", best_iteration=best_iteration, rise=rise))
     elif takes_known_settings(analysis.log):
         advice.append(say("overfitting.advice.set_max_iters", best_iteration=best_iteration, **effect))
         if any(

@@ -37,8 +37,18 @@ from glassgpt.explain.rules.nonfinite import loss_nan, loss_zero, norms_never_fi
 from glassgpt.i18n import Message, say
 from glassgpt.runs.from_journal import run_log_from_records
 from glassgpt.runs.lines import LogLine
+from glassgpt.runs.metric_columns import metric_of
+from glassgpt.runs.metric_series import MetricSeries
 from glassgpt.runs.recognise import read_log
-from glassgpt.runs.run_log import EventKind, LogEvent, LoggedCheckpoint, LoggedProcess, LoggedSetup, RunLog
+from glassgpt.runs.run_log import (
+    EventKind,
+    LogEvent,
+    LoggedCheckpoint,
+    LoggedEvaluation,
+    LoggedProcess,
+    LoggedSetup,
+    RunLog,
+)
 from glassgpt.runs.trainer import Trainer
 from glassgpt.runs.trainers import BY_ID
 
@@ -474,6 +484,39 @@ def test_of_updates_after_the_last_line_nobody_knows_how_many_they_are() -> None
         event = LogEvent("scaler-overflow", "overflow detected, scale to: 0.5", line, 700)
         one = skipped_steps(analyse(make_run_log(steps, events=[event], event_counts={"scaler-overflow": 1})))
         assert ("skipped_share" in require_finding(one).values) == is_known
+
+
+def test_a_few_lines_none_of_whose_norms_is_finite() -> None:
+    for count, severity in ((1, None), (2, "info"), (4, "info"), (5, "warning")):
+        steps = make_steps(range(count), loss=[1.7] * count, grad_norm=[math.inf] * count)
+        one = norms_never_finite(analyse(make_run_log(steps)))
+        assert (one and one.severity) == severity, count
+
+
+def test_a_validation_loss_that_is_nan_beside_what_speaks_against_an_empty_split() -> None:
+    """A training loss that rises, or another metric of the same evaluation."""
+    rises, level = [1.2, 1.6, 1.8, 2.4], [1.2, 1.3, 1.2, 1.2]
+    metric = metric_of("eval_wer")
+    assert metric is not None
+    wer = MetricSeries("eval_wer", metric, np.array([3]), np.array([9]), np.array([100.0]))
+    for losses, metrics, key in (
+        (rises, (wer,), "validation_diverged"),
+        (level, (wer,), "validation_measured"),
+        (level, (), "validation"),
+    ):
+        run_log = make_run_log(make_steps(range(4), loss=losses))
+        evals = (LoggedEvaluation(3, None, NAN, 0, line=9),)
+        one = require_finding(loss_nan(analyse(replace(run_log, evals=evals, metrics=metrics))))
+        assert one.text["explanation"] == (say(f"loss-nan.explanation.{key}"),)
+
+
+def test_a_log_that_begins_at_its_first_interval_has_no_lines_before() -> None:
+    for first, key in ((40, "lower_unknown_lr"), (400, "lines_before")):
+        steps = make_steps(range(first, first + 160, 40), loss=[6.99, NAN, NAN, NAN])
+        run_log = make_run_log(steps, trainer=HF)
+        run_log = replace(run_log, segments=(replace(run_log.segments[0], has_startup=False),))
+        one = require_finding(loss_nan(analyse(run_log)))
+        assert one.text["advice"][-1].key == f"loss-nan.advice.{key}"
 
 
 def test_zeros_beside_a_validation_loss_that_is_nan_are_nan() -> None:

@@ -46,9 +46,10 @@ MIN_END_LOSSES = 3
 MAX_SLOWING_SHARE = 0.6  # the fall in the last twentieth over that at the slope of the last third
 TRAIN_LOSS = "train loss"
 MIN_REPEATED_EPOCHS = 2.0  # passes over the data: from there on a falling training loss may be memorising
-# The last learning rate over the highest: below the first it has run out, above the second it has
-# hardly fallen, from the third on not at all.
-MAX_DECAYED_LR_SHARE, MIN_UNDECAYED_LR_SHARE, MAX_PEAK_LR_SHARE = 0.105, 0.9, 0.995
+# The last learning rate over the highest: below the first it has run out, above the second it can fall
+# much further, from the third on it has not fallen at all.
+MAX_DECAYED_LR_SHARE, MIN_UNDECAYED_LR_SHARE, MAX_PEAK_LR_SHARE = 0.105, 0.3, 0.995
+MIN_PLAN_SHARE = 0.9  # of the planned iterations: a run that finished before has another plan
 END_QUARTER = 0.25  # of the losses: these, too, have to fall by more than their noise
 
 # Plateau: gain of the last third over the one before, as a share of the loss. A tenth of what is usual.
@@ -212,6 +213,8 @@ def _last_lr_share(analysis: Analysis) -> float | None:
     if len(rates) and rates.max() > 0:
         return float(rates[-1] / rates.max())
     end = planned_end_iteration(run_log)
+    if end and last and last < MIN_PLAN_SHARE * end and analysis.facts.ended == "finished":
+        return None  # it was planned by something else, such as the time
     course = lr_course(run_log, analysis.trajectory, end) if end else None
     return float(course.share_at(last)) if course and last and course.is_known_ahead else None
 
@@ -256,7 +259,11 @@ def _longer_training_advice(
         )
     is_stopped = analysis.facts.ended not in ("finished", "cut") and planned_end_iteration(run_log) is None
     if unfinished or is_stopped:
-        return say("still-improving.advice.continue", command=run_log.resume_command)
+        return (
+            say("still-improving.advice.continue", command=run_log.resume_command)
+            if run_log.checkpoints
+            else say("still-improving.advice.continue_if_saved")
+        )
     # A log that only stops may be of a run that went on, or was done; and others have other settings.
     is_known = analysis.facts.ended == "finished" and takes_known_settings(run_log)
     return say("still-improving.advice.raise_max_iters") if is_known else None
@@ -288,6 +295,8 @@ def plateau(analysis: Analysis) -> Finding | None:
         and (nothing := _nothing_learnt(analysis, smooth, min_iterations))
     ):
         return nothing
+    if zeros := _nothing_left(analysis):
+        return zeros
     evidence = _plateau_evidence(analysis, smooth)
     if not evidence or underfit_capacity(analysis):
         return None
@@ -334,6 +343,28 @@ def plateau(analysis: Analysis) -> Finding | None:
         advice=advice if was_evaluated else None,
         at=stop if run_log.has_iteration_numbers else None,
         lines=analysis.lines_at([last]),
+        claims={"learning at the end": "plateau"},
+    )
+
+
+def _nothing_left(analysis: Analysis) -> Finding | None:
+    """Most losses of the last third are exactly 0: none is lower."""
+    at, losses = analysis.trajectory.finite_losses()
+    late = losses[at > at[0] + (at[-1] - at[0]) * 2 / 3]
+    if 2 * np.count_nonzero(late == 0) <= len(late):
+        return None
+    first = int(at[np.argmax(losses == 0)])
+    counts = {"zero_losses": int(np.count_nonzero(losses == 0)), "logged_losses": len(losses)}
+    numbered = analysis.log.has_iteration_numbers
+    return make_finding(
+        "plateau",
+        "advice",
+        title=say("loss-nan.title.zeros_between", **counts),
+        evidence=say("plateau.evidence.first_zero", zero_iteration=first) if numbered else None,
+        explanation=say("plateau.explanation.nothing_left"),
+        advice=say("plateau.advice.nothing_left"),
+        at=first if numbered else None,
+        lines=analysis.lines_at([first]),
         claims={"learning at the end": "plateau"},
     )
 

@@ -48,6 +48,8 @@ def overfitting(analysis: Analysis) -> Finding | None:
     is_exploded = bool(analysis.explosions) and analysis.explosions[-1].recovered_iteration is None
     if has_leaked_data(analysis) or analysis.loss_rise or is_exploded:
         return None  # then its losses say nothing about unseen text
+    if not analysis.log.loss_measures_learning and analysis.facts.best_val_loss is not None:
+        return None  # of a policy: an evaluation's is not lower where it is better
     if past is not None and past.end_loss - past.best_loss < MIN_LEARNT_RISE and _was_learnt(analysis):
         return None
     gap = analysis.train_val_gap

@@ -505,7 +505,7 @@ def test_a_validation_loss_that_is_nan_beside_what_speaks_against_an_empty_split
         (level, (), "validation"),
     ):
         run_log = make_run_log(make_steps(range(4), loss=losses))
-        evals = (LoggedEvaluation(3, None, NAN, 0, line=9),)
+        evals = (LoggedEvaluation(3, 0, NAN, line=9),)
         one = require_finding(loss_nan(analyse(replace(run_log, evals=evals, metrics=metrics))))
         assert one.text["explanation"] == (say(f"loss-nan.explanation.{key}"),)
 
@@ -704,6 +704,14 @@ def test_what_else_a_message_tells() -> None:
     old = require_finding(oom(analyse(out_of_memory(OLD))))
     assert old.text["advice"][0].key == "oom.advice.fragmented"
     assert old.values["fragmented_bytes"] == pytest.approx(2.04 * GIB)
+    cases = ((4.48, 7.08, True), (2.0, 7.08, True), (0.1, 7.08, False), (7, 0.2, False))
+    for free, unallocated, is_fragmented in cases:
+        text = (
+            f"CUDA out of memory. Tried to allocate 7.71 GiB. GPU 0 has a total capacity of 23.68 GiB of which "
+            f"{free} GiB is free. {unallocated} GiB is reserved by PyTorch but unallocated."
+        )
+        advice = require_finding(oom(analyse(out_of_memory(text)))).text["advice"]
+        assert ("oom.advice.fragmented" in [one.key for one in advice]) == is_fragmented, (free, unallocated)
     shared = NEW.replace("39.35 GiB memory in use", "20.00 GiB memory in use")
     others = require_finding(oom(analyse(out_of_memory(shared))))
     assert others.values["other_bytes"] == pytest.approx(19.38 * GIB - 18.12 * 2**20)

@@ -25,7 +25,7 @@ from run_logs import make_run_log, make_steps
 from glassgpt.config import ConfigValue
 from glassgpt.estimate.loss_forecast import LAW
 from glassgpt.explain.registry import LEARNING_RULES
-from glassgpt.explain.rules.learning import hardly_learnt, plateau, still_improving, underfit_capacity
+from glassgpt.explain.rules.learning import still_improving
 from glassgpt.explain.rules.loss_plausibility import (
     collapsed_loss,
     constant_loss,
@@ -38,6 +38,7 @@ from glassgpt.explain.rules.loss_plausibility import (
 )
 from glassgpt.explain.rules.lost_work import best_overwritten
 from glassgpt.explain.rules.overfitting import overfitting
+from glassgpt.explain.rules.plateau import hardly_learnt, plateau, underfit_capacity
 from glassgpt.explain.rules.val_curve import eval_noise, gap_growth, stuck_eval, val_rise, worse_than_first
 from glassgpt.i18n import say
 from glassgpt.runs.metric_columns import metric_of
@@ -502,7 +503,7 @@ def test_the_mean_of_an_epoch_is_no_first_loss() -> None:
 
 
 def test_an_evaluation_after_the_first_epoch_is_no_first_loss() -> None:
-    low = replace(starting_at(3.3, 50304), evals=(LoggedEvaluation(0, None, 1.8, 0),))
+    low = replace(starting_at(3.3, 50304), evals=(LoggedEvaluation(0, 0, 1.8),))
     assert require_finding(init_loss(analyse(low))).values["first_loss"] == 1.8
     assert init_loss(analyse(replace(low, trainer=replace(low.trainer, iterations_are_epochs=True)))) is None
 

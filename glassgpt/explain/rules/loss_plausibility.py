@@ -357,6 +357,8 @@ def loss_at_floor(analysis: Analysis) -> Finding | None:
         return None
     if not analysis.log.has_iteration_numbers or not analysis.log.loss_measures_learning:
         return None
+    if collapsed_loss(analysis):
+        return None
     return make_finding(
         "memorised-data",
         "problem",

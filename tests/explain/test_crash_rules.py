@@ -707,8 +707,8 @@ def test_what_else_a_message_tells() -> None:
     cases = ((4.48, 7.08, True), (2.0, 7.08, True), (0.1, 7.08, False), (7, 0.2, False))
     for free, unallocated, is_fragmented in cases:
         text = (
-            f"CUDA out of memory. Tried to allocate 7.71 GiB. GPU 0 has a total capacity of 23.68 GiB of which "
-            f"{free} GiB is free. {unallocated} GiB is reserved by PyTorch but unallocated."
+            "CUDA out of memory. Tried to allocate 7.71 GiB. GPU 0 has a total capacity of 23.68 GiB of "
+            f"which {free} GiB is free. {unallocated} GiB is reserved by PyTorch but unallocated."
         )
         advice = require_finding(oom(analyse(out_of_memory(text)))).text["advice"]
         assert ("oom.advice.fragmented" in [one.key for one in advice]) == is_fragmented, (free, unallocated)

@@ -28,7 +28,9 @@ from glassgpt.explain.rules import (
     nonfinite,
     note_claims,
     overfitting,
+    plateau,
     resumes,
+    stalls,
     step_time,
     val_curve,
     wall_time,
@@ -56,9 +58,9 @@ def rules_of(*modules: ModuleType) -> tuple[Rule, ...]:
 # Of the loss, of the process, or of its checkpoints.
 FAILURE_RULES = rules_of(nonfinite, instability, loss_plausibility, loss_scale, gpu_memory, lost_work)
 # Trained too long, too short, stuck.
-LEARNING_RULES = rules_of(learning, overfitting, val_curve, metrics, learned, note_claims)
+LEARNING_RULES = rules_of(learning, plateau, overfitting, val_curve, metrics, learned, note_claims)
 RESUME_RULES = rules_of(resumes, lr_schedule)
 # Where the time went, and what the log's clock measured.
-TIME_RULES = rules_of(eval_cost, step_time, wall_time)
+TIME_RULES = rules_of(eval_cost, stalls, step_time, wall_time)
 MFU_RULES = rules_of(mfu, workload)
 RULES = (*FAILURE_RULES, *LEARNING_RULES, *RESUME_RULES, *TIME_RULES, *MFU_RULES)

@@ -51,6 +51,7 @@ MIN_UNEVALUATED_SHARE, MIN_UNEVALUATED_INTERVALS, MIN_EVALUATED_SHARE = 0.25, 2.
 # The last lines are in a spike: so many times the median of the tenth before them, above nearly all of it,
 # and of a small part of the run.
 MIN_SPIKE_LINES, END_SHARE, MIN_SPIKE_RATIO, SPIKE_PERCENTILE, MAX_SPIKE_SHARE = 20, 10, 1.3, 95, 0.05
+MIN_WORSE_VALUES = 4  # of a metric: of fewer it is not said that it got worse
 MIN_JUDGED_ITERATIONS = 20  # logged; of fewer it cannot be said that nothing is wrong
 
 
@@ -272,7 +273,7 @@ def _metric_sentence(course: MetricCourse, selects: bool, last: int | None) -> s
     if course.is_noise:
         return translate("verdict.metric_noise", name=course.name, mean=course.mean, count=course.values)
     of_means = {**values, "count": course.mean_of}
-    if course.got_worse:
+    if course.got_worse and course.values >= MIN_WORSE_VALUES:
         went = (
             translate("verdict.metric_worse", **values)
             if course.mean_of == 1
@@ -616,9 +617,12 @@ def _loss_sentence(run_log: RunLog, facts: Facts, findings: Sequence[Finding]) -
     if best is None or final is None:
         if not run_log.loss_measures_learning:
             has_measure = any(one.metric.kind in ("reward", "accuracy") for one in run_log.own_metrics)
+            if has_measure:
+                return translate("verdict.loss_measures_nothing")
+            losses = _finite_losses(run_log)
             return (
-                translate("verdict.loss_measures_nothing")
-                if has_measure
+                translate("verdict.loss_below_zero")
+                if len(losses) and np.median(losses) < 0
                 else translate("verdict.loss_measures_nothing_alone")
             )
         return _training_sentence(run_log, facts, findings)

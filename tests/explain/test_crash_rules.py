@@ -37,8 +37,18 @@ from glassgpt.explain.rules.nonfinite import loss_nan, loss_zero, norms_never_fi
 from glassgpt.i18n import Message, say
 from glassgpt.runs.from_journal import run_log_from_records
 from glassgpt.runs.lines import LogLine
+from glassgpt.runs.metric_columns import metric_of
+from glassgpt.runs.metric_series import MetricSeries
 from glassgpt.runs.recognise import read_log
-from glassgpt.runs.run_log import EventKind, LogEvent, LoggedCheckpoint, LoggedProcess, LoggedSetup, RunLog
+from glassgpt.runs.run_log import (
+    EventKind,
+    LogEvent,
+    LoggedCheckpoint,
+    LoggedEvaluation,
+    LoggedProcess,
+    LoggedSetup,
+    RunLog,
+)
 from glassgpt.runs.trainer import Trainer
 from glassgpt.runs.trainers import BY_ID
 
@@ -368,6 +378,23 @@ def test_an_explosion_that_did_not_come_back() -> None:
     assert "Clip" in require_finding(loss_explosion(analyse(exploding(None, grad_clip=0)))).advice
 
 
+def test_all_losses_alike_above_the_first_evaluation() -> None:
+    """Every logged loss is the last one: none differs from it."""
+    steps = make_steps(range(1, 21), loss=[5.5555] * 20)
+    one = require_finding(loss_explosion(analyse(make_run_log(steps, [(0, 1.0, 1.0)]))))
+    constant = next(part for part in one.text["evidence"] if part.key == "divergence.evidence.constant_end")
+    assert constant.values == {"lines": 20, "loss": 5.5555}
+
+
+def test_an_explosion_among_few_lines() -> None:
+    """From 125 to 149 losses, too few to show that they come again."""
+    for count in (124, 125, 140, 149, 150):
+        losses = falling_losses(count, spread=0.005)
+        losses[60:80] = [20.0] * 20
+        one = require_finding(loss_explosion(analyse(make_run_log(make_steps(range(count), loss=losses)))))
+        assert (one.values["explosion_iteration"], one.values["recovered_iteration"]) == (60, 80), count
+
+
 def test_nineteen_lines_are_enough() -> None:
     losses = [
         10.9,
@@ -457,6 +484,39 @@ def test_of_updates_after_the_last_line_nobody_knows_how_many_they_are() -> None
         event = LogEvent("scaler-overflow", "overflow detected, scale to: 0.5", line, 700)
         one = skipped_steps(analyse(make_run_log(steps, events=[event], event_counts={"scaler-overflow": 1})))
         assert ("skipped_share" in require_finding(one).values) == is_known
+
+
+def test_a_few_lines_none_of_whose_norms_is_finite() -> None:
+    for count, severity in ((1, None), (2, "info"), (4, "info"), (5, "warning")):
+        steps = make_steps(range(count), loss=[1.7] * count, grad_norm=[math.inf] * count)
+        one = norms_never_finite(analyse(make_run_log(steps)))
+        assert (one and one.severity) == severity, count
+
+
+def test_a_validation_loss_that_is_nan_beside_what_speaks_against_an_empty_split() -> None:
+    """A training loss that rises, or another metric of the same evaluation."""
+    rises, level = [1.2, 1.6, 1.8, 2.4], [1.2, 1.3, 1.2, 1.2]
+    metric = metric_of("eval_wer")
+    assert metric is not None
+    wer = MetricSeries("eval_wer", metric, np.array([3]), np.array([9]), np.array([100.0]))
+    for losses, metrics, key in (
+        (rises, (wer,), "validation_diverged"),
+        (level, (wer,), "validation_measured"),
+        (level, (), "validation"),
+    ):
+        run_log = make_run_log(make_steps(range(4), loss=losses))
+        evals = (LoggedEvaluation(3, 0, NAN, line=9),)
+        one = require_finding(loss_nan(analyse(replace(run_log, evals=evals, metrics=metrics))))
+        assert one.text["explanation"] == (say(f"loss-nan.explanation.{key}"),)
+
+
+def test_a_log_that_begins_at_its_first_interval_has_no_lines_before() -> None:
+    for first, key in ((40, "lower_unknown_lr"), (400, "lines_before")):
+        steps = make_steps(range(first, first + 160, 40), loss=[6.99, NAN, NAN, NAN])
+        run_log = make_run_log(steps, trainer=HF)
+        run_log = replace(run_log, segments=(replace(run_log.segments[0], has_startup=False),))
+        one = require_finding(loss_nan(analyse(run_log)))
+        assert one.text["advice"][-1].key == f"loss-nan.advice.{key}"
 
 
 def test_zeros_beside_a_validation_loss_that_is_nan_are_nan() -> None:
@@ -644,6 +704,14 @@ def test_what_else_a_message_tells() -> None:
     old = require_finding(oom(analyse(out_of_memory(OLD))))
     assert old.text["advice"][0].key == "oom.advice.fragmented"
     assert old.values["fragmented_bytes"] == pytest.approx(2.04 * GIB)
+    cases = ((4.48, 7.08, True), (2.0, 7.08, True), (0.1, 7.08, False), (7, 0.2, False))
+    for free, unallocated, is_fragmented in cases:
+        text = (
+            "CUDA out of memory. Tried to allocate 7.71 GiB. GPU 0 has a total capacity of 23.68 GiB of "
+            f"which {free} GiB is free. {unallocated} GiB is reserved by PyTorch but unallocated."
+        )
+        advice = require_finding(oom(analyse(out_of_memory(text)))).text["advice"]
+        assert ("oom.advice.fragmented" in [one.key for one in advice]) == is_fragmented, (free, unallocated)
     shared = NEW.replace("39.35 GiB memory in use", "20.00 GiB memory in use")
     others = require_finding(oom(analyse(out_of_memory(shared))))
     assert others.values["other_bytes"] == pytest.approx(19.38 * GIB - 18.12 * 2**20)

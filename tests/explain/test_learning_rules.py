@@ -25,18 +25,20 @@ from run_logs import make_run_log, make_steps
 from glassgpt.config import ConfigValue
 from glassgpt.estimate.loss_forecast import LAW
 from glassgpt.explain.registry import LEARNING_RULES
-from glassgpt.explain.rules.learning import hardly_learnt, plateau, still_improving, underfit_capacity
+from glassgpt.explain.rules.learning import still_improving
 from glassgpt.explain.rules.loss_plausibility import (
     collapsed_loss,
     constant_loss,
     epoch_steps,
     init_loss,
     leaked_data,
+    loss_at_floor,
     memorised_data,
     ppl_vs_loss,
 )
 from glassgpt.explain.rules.lost_work import best_overwritten
 from glassgpt.explain.rules.overfitting import overfitting
+from glassgpt.explain.rules.plateau import hardly_learnt, plateau, underfit_capacity
 from glassgpt.explain.rules.val_curve import eval_noise, gap_growth, stuck_eval, val_rise, worse_than_first
 from glassgpt.i18n import say
 from glassgpt.runs.metric_columns import metric_of
@@ -58,7 +60,12 @@ def test_what_overfitting_cost_includes_its_evaluations() -> None:
 
 
 def test_a_learning_rate_that_has_hardly_fallen_is_not_at_its_highest() -> None:
-    for last, key in ((1e-3, "lr_not_lowered"), (0.95e-3, "lr_hardly_lowered")):
+    for last, key in (
+        (1e-3, "lr_not_lowered"),
+        (0.95e-3, "lr_hardly_lowered"),
+        (0.34e-3, "lr_hardly_lowered"),
+        (0.2e-3, "schedule_caveat"),
+    ):
         rates = np.interp(range(cpu_run().iterations_logged), (0, 50, 10**4), (1e-3, 1e-3, 1e-3)).tolist()
         rates[-60:] = np.linspace(1e-3, last, 60).tolist()
         run_log = replace(cpu_run(), steps=replace(cpu_run().steps, lr=np.array(rates)))
@@ -98,6 +105,12 @@ def test_the_readme_run_on_a_gpu_overfits() -> None:
     assert (stop.key, stop.values["best_iteration"]) == ("overfitting.advice.set_max_iters", 1750)
     assert stop.values["rise"] == pytest.approx(1.7096 - 1.4576)
     assert more_text == say("overfitting.advice.more_text", best_loss=1.4576)
+
+
+def test_a_run_in_progress_is_not_advised_to_have_stopped() -> None:
+    one = require_finding(overfitting(analyse(replace(gpu_run(), live=True))))
+    assert one.text["advice"][0].key == "overfitting.advice.stop_now"
+    assert one.text["advice"][0].values["best_iteration"] == 1750
 
 
 def test_its_share_of_the_time_is_measured() -> None:
@@ -365,6 +378,34 @@ def test_a_last_third_that_brought_nothing() -> None:
     assert plateau(analyse(gpu_run())) is None
 
 
+def test_a_loss_of_exactly_0_is_no_level_to_lower() -> None:
+    losses = [*np.linspace(0.5, 0.01, 60).tolist(), *([0.0] * 9 + [0.003]) * 30]
+    one = require_finding(plateau(analyse(make_run_log(make_steps(range(0, 3600, 10), loss=losses)))))
+    assert one.text["explanation"] == (say("plateau.explanation.nothing_left"),)
+    assert (one.values["zero_losses"], one.values["logged_losses"], one.at) == (270, 360, 600)
+
+
+def test_a_loss_at_a_floor_is_not_memorised() -> None:
+    """The very same loss on the last lines, a thousand times lower than before; not one that falls on, nor
+    one whose few digits hide a change."""
+    falling = [3.0, 2.0, 1.2, 0.8, 0.44]
+    for late, is_floor in (
+        ([1.1921e-07] * 5, True),
+        ([1.1921e-07] * 2, False),
+        ([3e-7, 2e-7, 1.5e-7, 1.2e-7, 1.1e-7], False),
+        ([0.0001] * 5, False),
+        ([0.02134] * 5, False),
+    ):
+        losses = [*falling, *late]
+        run_log = make_run_log(make_steps(range(0, 100 * len(losses), 100), loss=losses), trainer=HF)
+        run_log = replace(run_log, setup=LoggedSetup(epochs=10.0))
+        one = loss_at_floor(analyse(run_log))
+        assert (one is not None) == is_floor, late
+        if one is not None:
+            assert (one.values["before_iteration"], one.values["after_iteration"]) == (400, 500)
+            assert memorised_data(analyse(run_log)) is None
+
+
 def test_a_flat_curve_before_the_end_of_the_schedule_proves_nothing() -> None:
     losses = add_noise([1.5 + 2.7 * math.exp(-i / 20) for i in range(500)], 0.02)
     steps = make_steps(range(0, 5000, 10), loss=losses)
@@ -459,6 +500,12 @@ def test_the_mean_of_an_epoch_is_no_first_loss() -> None:
     assert init_loss(analyse(low)) is not None
     assert init_loss(analyse(replace(low, trainer=replace(low.trainer, iterations_are_epochs=True)))) is None
     assert init_loss(analyse(replace(low, trainer=replace(low.trainer, loss_base=2.0)))) is None
+
+
+def test_an_evaluation_after_the_first_epoch_is_no_first_loss() -> None:
+    low = replace(starting_at(3.3, 50304), evals=(LoggedEvaluation(0, 0, 1.8),))
+    assert require_finding(init_loss(analyse(low))).values["first_loss"] == 1.8
+    assert init_loss(analyse(replace(low, trainer=replace(low.trainer, iterations_are_epochs=True)))) is None
 
 
 # --- noise ---
@@ -861,15 +908,39 @@ def test_a_gap_behind_which_the_last_evaluation_is_the_best_is_no_overfitting() 
 
 
 def test_a_schedule_that_the_trainer_declares_is_known() -> None:
-    """modded-nanogpt prints no learning rate: it falls to 0 at the end."""
+    """modded-nanogpt prints no learning rate: it falls to 0 at the end. A run that finished long before its
+    planned iterations had another plan."""
     evals = [(at, None, 2.0 + 8.0 * max(at, 10) ** -0.2) for at in range(0, 2001, 50)]
-    for planned, explanation in ((2000, "schedule_caveat"), (None, "schedule_unknown")):
+    for planned, schedule in ((2000, "caveat"), (None, "unknown"), (9000, "unknown")):
         run_log = make_run_log(
             make_steps(range(1, 2001)), evals, trainer=BY_ID["modded-nanogpt"], ended="finished",
             setup=LoggedSetup(planned_iterations=planned),
         )  # fmt: skip
         one = require_finding(still_improving(analyse(run_log)))
-        assert one.text["explanation"][0].key == f"still-improving.explanation.{explanation}"
+        assert one.text["explanation"][0].key == f"still-improving.explanation.schedule_{schedule}"
+
+
+def test_the_loss_of_a_policy_has_no_best_evaluation() -> None:
+    evals = [(at, None, loss) for at, loss in ((20, 1.8), (40, 3.0), (60, 3.3), (80, 4.1), (100, 5.0))]
+    run_log = make_run_log(make_steps([]), evals)
+    reward = metric_of("reward")
+    assert reward is not None
+    at = np.arange(100)
+    series = MetricSeries("reward", reward, at, at, np.linspace(-0.5, -0.2, 100))
+    policy = replace(run_log, metrics=(series,))
+    assert (run_log.loss_measures_learning, policy.loss_measures_learning) == (True, False)
+    assert val_rise(analyse(run_log)) is not None
+    assert val_rise(analyse(policy)) is None
+
+
+def test_a_run_without_a_checkpoint_is_resumed_only_if_one_was_saved() -> None:
+    losses = (2.0 + 8.0 * np.maximum(np.arange(0, 2000, 4), 10) ** -0.2).tolist()
+    run_log = make_run_log(make_steps(range(0, 2000, 4), loss=losses), trainer=HF)
+    run_log = replace(run_log, setup=LoggedSetup(planned_iterations=10**9))
+    saved = replace(run_log, checkpoints=(LoggedCheckpoint(1000, 0),))
+    for one, key in ((run_log, "continue_if_saved"), (saved, "continue")):
+        advice = require_finding(still_improving(analyse(one))).text["advice"]
+        assert [message.key for message in advice] == [f"still-improving.advice.{key}"]
 
 
 def test_a_gap_that_grows_while_the_validation_loss_falls() -> None:

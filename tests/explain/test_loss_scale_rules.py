@@ -12,13 +12,13 @@ from run_logs import make_run_log, make_steps
 
 from glassgpt.explain.rules.eval_cost import eval_spikes
 from glassgpt.explain.rules.instability import find_loss_spikes, loss_spike
-from glassgpt.explain.rules.learning import plateau
 from glassgpt.explain.rules.loss_plausibility import memorised_data
 from glassgpt.explain.rules.loss_scale import loss_above_chance, loss_scale, zeros_between
 from glassgpt.explain.rules.lost_work import interrupted
 from glassgpt.explain.rules.lr_schedule import lr_schedule_mismatch
 from glassgpt.explain.rules.metrics import dead_reward, metric_collapse, undecided_pairs
 from glassgpt.explain.rules.nonfinite import loss_zero
+from glassgpt.explain.rules.plateau import plateau
 from glassgpt.explain.rules.step_time import throughput_drift
 from glassgpt.runs.metric_columns import metric_of
 from glassgpt.runs.metric_series import MetricSeries

@@ -332,7 +332,7 @@ def test_a_loss_that_is_the_same_and_below_0_is_not_computed() -> None:
     assert translate("verdict.placeholder_loss", loss="-1.0000") in explain(run_log).verdict
     varying = make_run_log(make_steps(range(1, 6), loss=[-1.0, -1.2, -0.8, -1.1, -0.9]))
     assert (varying.placeholder_loss, varying.loss_measures_learning) == (None, False)
-    assert translate("verdict.loss_measures_nothing_alone") in explain(varying).verdict
+    assert translate("verdict.loss_below_zero") in explain(varying).verdict
 
 
 def test_only_repeated_data_ask_for_an_evaluation() -> None:

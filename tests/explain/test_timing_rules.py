@@ -12,7 +12,8 @@ from timed_logs import GLASSGPT, LITGPT, analyse, any_timed_run, even_run, requi
 
 from glassgpt.explain.registry import TIME_RULES
 from glassgpt.explain.rules.eval_cost import eval_spikes
-from glassgpt.explain.rules.step_time import find_pause_interval, jitter, silent_spike, throughput_drift
+from glassgpt.explain.rules.stalls import find_pause_interval, silent_spike
+from glassgpt.explain.rules.step_time import jitter, throughput_drift
 from glassgpt.explain.rules.wall_time import clock_before_sync, startup_compile
 from glassgpt.i18n import say
 from glassgpt.runs.run_log import LoggedCheckpoint, LoggedEvaluation, LoggedProcess, LoggedSetup, RunLog

@@ -11,7 +11,7 @@ from run_logs import NANOGPT, make_run_log, make_steps
 from timed_logs import any_timed_run
 
 from glassgpt.explain.rules.eval_cost import eval_spikes
-from glassgpt.explain.rules.step_time import silent_spike
+from glassgpt.explain.rules.stalls import silent_spike
 from glassgpt.runs import time_split
 from glassgpt.runs.analysis import Analysis
 from glassgpt.runs.run_log import LoggedEvaluation, LoggedProcess, RunLog

@@ -28,7 +28,7 @@ SHARDED_STATE_SHARE = (
     0.7  # of a card, for its shard of the model: activations and gathered layers need the rest
 )
 MIN_OTHER_PROCESSES_SHARE = 0.05  # of the card: less is not mentioned
-MIN_FRAGMENTED_BYTES = 2**28  # reserved but unallocated; also at least twice the requested bytes
+MIN_FRAGMENTED_BYTES = 2**28  # reserved but unallocated
 MAX_BATCH_SIZE = 1e5  # whose divisors are tried
 MAX_MODEL_DIMENSION = 1e8  # a larger number in a log is an error
 MAX_SHOWN_LINES = 8  # of the log, with such errors: the last ones
@@ -315,13 +315,11 @@ def _evidence(message: OomMessage, need: MemoryNeed, capacity: float | None) -> 
 
 
 def _advice(run_log: RunLog, message: OomMessage, need: MemoryNeed, capacity: float | None) -> list[Message]:
-    advice = []
-    fragmented_bytes = message.reserved_unallocated_bytes
-    if (
-        fragmented_bytes
-        and message.requested_bytes
-        and fragmented_bytes > max(2 * message.requested_bytes, MIN_FRAGMENTED_BYTES)
-    ):
+    advice, free = [], message.free_bytes or 0.0
+    fragmented_bytes, requested = message.reserved_unallocated_bytes or 0.0, message.requested_bytes
+    # Alone it would hold the request twice, or with what is free once.
+    would_fit = requested and (fragmented_bytes > 2 * requested or fragmented_bytes + free > requested)
+    if would_fit and fragmented_bytes > MIN_FRAGMENTED_BYTES:
         advice.append(say("oom.advice.fragmented", fragmented_bytes=fragmented_bytes))
     room = need.automatic_limit(capacity) - need.model_bytes if capacity and need.model_bytes else None
     batch = positive_int_setting(run_log, "batch_size") or 0

@@ -43,6 +43,7 @@ MAX_SPIKES_SHORT_RUN, MAX_SPIKE_SHARE_SHORT_RUN = 5, 0.02
 # The same of the losses outside spikes that are this many deviations up: 0.4% of normal noise.
 TAIL_MADS, MAX_TAIL_SHARE = 4.0, 0.02
 MAX_ODD_BATCH_LOSSES = 5  # logged losses of a spike: after more, the weights had to recover
+MIN_RECURRING_LOSSES = 150  # fewer do not show that ups and downs come again
 MAX_SINGLE_LOSSES = 2  # more in one spike are a cluster, not single odd batches
 # Share of the iterations spent in spikes, from which on the finding is a warning or advice.
 WARNING_SPIKE_SHARE, ADVICE_SPIKE_SHARE = 0.05, 0.01
@@ -98,7 +99,7 @@ def loss_explosion(analysis: Analysis) -> Finding | None:
         evidence.append(say("loss-explosion.evidence.count", count=len(explosions)))
     iterations = analysis.trajectory.iteration
     share = (worst.until - worst.iteration) / max(1, int(iterations[-1]) - int(iterations[0]))
-    recurs = analysis.loss_recurs if recovered is not None else None
+    recurs = _loss_recurs(analysis) if recovered is not None else None
     first_loss = float(analysis.trajectory.finite_losses()[1][0])
     begins_anew = (
         recovered is not None
@@ -136,6 +137,11 @@ def loss_explosion(analysis: Analysis) -> Finding | None:
         lines=analysis.lines_at([worst.iteration_before, worst.peak_iteration, worst.until]),
         claims={"training loss at the end": "exploded" if recovered is None else "recovered"},
     )
+
+
+def _loss_recurs(analysis: Analysis) -> int | None:
+    is_long = len(analysis.trajectory.finite_losses()[1]) >= MIN_RECURRING_LOSSES
+    return analysis.loss_recurs if is_long else None
 
 
 def _lower_lr_advice(run_log: RunLog, iteration: int) -> Message:
@@ -213,7 +219,7 @@ def _constant_end(analysis: Analysis) -> list[Message]:
     """That the last losses are all the same, and of how many tokens a guess costs so much."""
     losses, base = analysis.trajectory.finite_losses()[1], analysis.log.trainer.loss_base
     loss, different = float(losses[-1]), np.flatnonzero(losses != losses[-1])
-    lines = len(losses) - 1 - int(different[-1])
+    lines = len(losses) - 1 - int(different[-1]) if len(different) else len(losses)
     if lines < MIN_CONSTANT_END or round(loss, 2) == loss:  # so few digits hide a change
         return []
     evidence = [say("divergence.evidence.constant_end", lines=lines, loss=loss)]
@@ -389,7 +395,7 @@ def loss_spike(analysis: Analysis) -> Finding | None:
     explanation = say("loss-spike.explanation.slow_recovery")
     if largest.evaluated is not None:
         explanation = say("loss-spike.explanation.evaluated")
-    elif recurs := analysis.loss_recurs:
+    elif recurs := _loss_recurs(analysis):
         severity, advice = "info", [say("loss-spike.advice.recurring")]
         explanation = say("loss-spike.explanation.recurring", period=recurs)
     return make_finding(

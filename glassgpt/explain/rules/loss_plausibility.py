@@ -48,6 +48,7 @@ MIN_TRAIN_LOSS_WORDS = 0.3
 MIN_WORD_VOCAB, MIN_SUBWORD_VOCAB = 1000, 20_000
 # No model learns anything so well in so few iterations.
 MAX_COLLAPSED_LOSS, MIN_LOSS_BEFORE_COLLAPSE, MAX_COLLAPSE_ITERATIONS = 0.01, 3.0, 20
+MIN_FLOOR_LINES = 3  # with the very same loss, after a fall to next to nothing
 MIN_CONSTANT_LOSSES = 10  # all the same, to all printed digits
 _WEB_TEXT = re.compile(r"webtext|\bowt|fineweb|slimpajama|redpajama|\bc4\b|\bpile\b|wikitext|climbmix", re.I)
 _SHAKESPEARE = re.compile(r"shakespeare.?char", re.I)
@@ -61,7 +62,7 @@ def init_loss(analysis: Analysis) -> Finding | None:
     """The first loss differs from ln(vocab_size), the loss of uniform guessing, by more than 15 %."""
     run_log = analysis.log
     vocab_size = numeric_setting(run_log, "vocab_size")
-    initial = untrained_loss(run_log)
+    initial = _first_loss(run_log)
     if initial is None or run_log.trainer.loss_base != math.e:
         return None
     at, first = initial
@@ -112,9 +113,14 @@ def init_loss(analysis: Analysis) -> Finding | None:
     )
 
 
+def _first_loss(run_log: RunLog) -> tuple[int, float] | None:
+    """Before any update. An evaluation of epoch 0 comes after it, where nothing but epochs is counted."""
+    return None if run_log.trainer.iterations_are_epochs else untrained_loss(run_log)
+
+
 def _vocabulary(analysis: Analysis) -> float | None:
     """As the log says, or as the loss before the first update says: that of a uniform guess."""
-    initial, base = untrained_loss(analysis.log), analysis.log.trainer.loss_base
+    initial, base = _first_loss(analysis.log), analysis.log.trainer.loss_base
     stated = numeric_setting(analysis.log, "vocab_size")
     return stated or (base ** min(initial[1], 20.0) if initial and base else None)
 
@@ -141,7 +147,7 @@ def memorised_data(analysis: Analysis) -> Finding | None:
     is_many = epochs is not None and epochs >= MANY_EPOCHS
     if limit is not None and is_many and not is_any:
         limit = max(limit, MIN_LOSS_MANY_EPOCHS)
-    if end < 0 or (end == 0 and perplexity is None) or collapsed_loss(analysis):
+    if end < 0 or (end == 0 and perplexity is None) or collapsed_loss(analysis) or loss_at_floor(analysis):
         return None
     is_low = limit is not None and end < limit
     if not (is_low or (is_many and not is_any)) or not losses[0] > (
@@ -335,6 +341,42 @@ def collapsed_loss(analysis: Analysis) -> Finding | None:
         advice=say("memorised-data.advice.collapsed"),
         at=int(at[after]),
         lines=analysis.lines_at([int(at[before]), int(at[after])]),
+    )
+
+
+def loss_at_floor(analysis: Analysis) -> Finding | None:
+    """The training loss is next to nothing, and the same to the last digit on the last lines: what a model
+    learns by heart falls on, or varies."""
+    at, losses = analysis.trajectory.finite_losses()
+    different = np.flatnonzero(losses != losses[-1:])
+    lines = len(losses) - 1 - int(different[-1]) if len(different) else 0
+    is_low = lines >= MIN_FLOOR_LINES and 0 < losses[-1] < MIN_LOSS_OF_ANYTHING
+    if not is_low or losses[-lines - 1] < MIN_FALL_TO_NOTHING * losses[-1]:
+        return None
+    if round(float(losses[-1]), 4) == losses[-1]:  # so few digits hide a change
+        return None
+    if not analysis.log.has_iteration_numbers or not analysis.log.loss_measures_learning:
+        return None
+    if collapsed_loss(analysis):
+        return None
+    return make_finding(
+        "memorised-data",
+        "problem",
+        title=say("memorised-data.title.collapsed"),
+        evidence=[
+            say(
+                "memorised-data.evidence.collapsed",
+                loss_before=float(losses[-lines - 1]),
+                before_iteration=int(at[-lines - 1]),
+                loss_after=float(losses[-1]),
+                after_iteration=int(at[-lines]),
+            ),
+            say("divergence.evidence.constant_end", lines=lines, loss=float(losses[-1])),
+        ],
+        explanation=say("memorised-data.explanation.floor"),
+        advice=say("memorised-data.advice.floor", before_iteration=int(at[-lines - 1])),
+        at=int(at[-lines]),
+        lines=analysis.lines_at([int(at[-lines - 1]), int(at[-lines])]),
     )
 
 

@@ -42,6 +42,8 @@ _LOSS_SCALE = re.compile(
     r"(?:reducing|scale) (?:loss scale )?to:? {0,3}(\d{1,12}(?:\.\d{1,20})?(?:e-?\d{1,3})?)\b"
 )
 MIN_INFINITE_NORMS = 5  # and none that is finite, for "never finite"
+MIN_FEW_INFINITE_NORMS = 2  # of fewer lines it is said, too: a scaler skips the first updates while it adapts
+MIN_RISEN_RATIO = 1.5  # last over first training loss, where evaluations are NaN: the weights are bad, too
 
 # no-update: broken before the first update; norm-rise: the gradient norms grew before it; loss-rise: the loss
 # did; overflow: the log reports overflows; float16: it may overflow; masked: fine-tuning had just begun, or
@@ -123,7 +125,7 @@ def loss_nan(analysis: Analysis) -> Finding | None:
         title=title,
         evidence=evidence,
         explanation=_cause_explanation(run_log, cause),
-        advice=[_checkpoint_advice(run_log, broken), _cause_advice(run_log, cause)],
+        advice=[_checkpoint_advice(run_log, broken), _cause_advice(run_log, broken, cause)],
         more=say("loss-nan.more.learning_rate", lr=lr) if np.isfinite(lr) else None,
         at=at,
         lines=(int(steps.line[broken.row]),),
@@ -173,7 +175,7 @@ def _nonfinite_gradient(run_log: RunLog) -> Finding | None:
         title=say("loss-nan.title.gradient", nonfinite_iteration=at),
         evidence=_norms_message(broken.grad_norms_before),
         explanation=_cause_explanation(run_log, cause),
-        advice=[_checkpoint_advice(run_log, broken), _cause_advice(run_log, cause)],
+        advice=[_checkpoint_advice(run_log, broken), _cause_advice(run_log, broken, cause)],
         at=at,
     )
 
@@ -184,18 +186,35 @@ def _nonfinite_evaluations(run_log: RunLog) -> Finding | None:
     if not bad:
         return None
     at = bad[0].iteration if run_log.has_iteration_numbers else None
+    counts = {"nonfinite_evaluations": len(bad), "evaluations": len(run_log.evals)}
+    losses = run_log.steps.loss[run_log.steps.has_loss]
+    has_risen = len(losses) > 1 and losses[-1] > MIN_RISEN_RATIO * losses[0] > 0
+    # A split that another metric was computed of is not empty.
+    bad_lines = [one.line for one in bad]
+    metrics = [one for one in run_log.own_metrics if one.metric.is_eval]
+    was_measured = any(bool(np.isin(one.line, bad_lines).any()) for one in metrics)
     return make_finding(
         "loss-nan",
         "problem",
         title=say("loss-nan.title.validation"),
-        evidence=say(
-            "loss-nan.evidence.validation",
-            nonfinite_evaluations=len(bad),
-            evaluations=len(run_log.evals),
-            nonfinite_iteration="?" if at is None else at,
-        ),
-        explanation=say("loss-nan.explanation.validation"),
-        advice=say("loss-nan.advice.check_validation"),
+        evidence=[
+            say("loss-nan.evidence.validation_unnumbered", **counts)
+            if at is None
+            else say("loss-nan.evidence.validation", nonfinite_iteration=at, **counts),
+            say("loss-nan.evidence.loss_rose", first_loss=float(losses[0]), last_loss=float(losses[-1]))
+            if has_risen
+            else None,
+        ],
+        explanation=say("loss-nan.explanation.validation_diverged")
+        if has_risen
+        else say("loss-nan.explanation.validation_measured")
+        if was_measured
+        else say("loss-nan.explanation.validation"),
+        advice=say("divergence.advice.lower_lr")
+        if has_risen
+        else say("loss-nan.advice.check_labels")
+        if was_measured
+        else say("loss-nan.advice.check_validation"),
         at=at,
         lines=(one.line for one in bad),
     )
@@ -290,7 +309,7 @@ def _checkpoint_advice(run_log: RunLog, broken: NonFiniteLoss) -> Message | None
     return say("loss-nan.advice.resume_checkpoint", saved_iteration=max(usable))
 
 
-def _cause_advice(run_log: RunLog, cause: NonFiniteCause) -> Message:
+def _cause_advice(run_log: RunLog, broken: NonFiniteLoss, cause: NonFiniteCause) -> Message:
     if cause == "no-update":
         return say("loss-nan.advice.try_another_device")
     if cause in ("overflow", "float16"):
@@ -300,7 +319,9 @@ def _cause_advice(run_log: RunLog, cause: NonFiniteCause) -> Message:
         return say("loss-nan.advice.find_batch") if is_float32 else say("loss-nan.advice.repeat_iterations")
     if cause == "masked":
         return say("loss-nan.advice.count_targets")
-    if cause == "unknown" and not shows_run_start(run_log):
+    first, interval = broken.iterations_before[:1], run_log.log_interval() or 1
+    is_from_start = shows_run_start(run_log) or (len(first) > 0 and first[0] <= interval)
+    if cause == "unknown" and not is_from_start:
         return say("loss-nan.advice.lines_before")
     if is_float32:
         return say("loss-nan.advice.lower_lr_float32")
@@ -497,21 +518,31 @@ def norms_never_finite(analysis: Analysis) -> Finding | None:
     has_losses = bool(steps.has_loss.any())
     infinite = np.isinf(steps.grad_norm) & ((steps.has_loss & np.isfinite(steps.loss)) | (not has_losses))
     count = int(infinite.sum())
-    if count < (MIN_INFINITE_NORMS if has_losses else MIN_ZERO_LOSSES) or np.isfinite(steps.grad_norm).any():
+    least = MIN_FEW_INFINITE_NORMS if has_losses else MIN_ZERO_LOSSES
+    if count < least or np.isfinite(steps.grad_norm).any():
         return None
     if trailing_zero_losses(analysis):  # the losses are not finite either: loss_zero says so
         return None
+    is_few = has_losses and count < MIN_INFINITE_NORMS
+    if is_few and count < len(steps):
+        return None  # the other lines have none
     return make_finding(
         "norms-never-finite",
-        "warning",
+        "info" if is_few else "warning",
         title=say("norms-never-finite.title"),
         evidence=say("norms-never-finite.evidence", infinite_norms=count, logged_iterations=len(steps))
         if has_losses
         else say("norms-never-finite.evidence.no_losses", infinite_norms=count),
-        explanation=say("norms-never-finite.explanation")
+        explanation=say("norms-never-finite.explanation.few")
+        if is_few
+        else say("norms-never-finite.explanation")
         if has_losses
         else say("norms-never-finite.explanation.no_losses"),
-        advice=say("norms-never-finite.advice") if has_losses else say("norms-never-finite.advice.no_losses"),
+        advice=None
+        if is_few
+        else say("norms-never-finite.advice")
+        if has_losses
+        else say("norms-never-finite.advice.no_losses"),
         at=int(steps.iteration[infinite][0]) if analysis.log.has_iteration_numbers else None,
         lines=(int(line) for line in steps.line[infinite][:1]),
     )

@@ -48,6 +48,8 @@ def overfitting(analysis: Analysis) -> Finding | None:
     is_exploded = bool(analysis.explosions) and analysis.explosions[-1].recovered_iteration is None
     if has_leaked_data(analysis) or analysis.loss_rise or is_exploded:
         return None  # then its losses say nothing about unseen text
+    if not analysis.log.loss_measures_learning and analysis.facts.best_val_loss is not None:
+        return None  # of a policy: an evaluation's is not lower where it is better
     if past is not None and past.end_loss - past.best_loss < MIN_LEARNT_RISE and _was_learnt(analysis):
         return None
     gap = analysis.train_val_gap
@@ -304,6 +306,9 @@ def _overfitting_advice(analysis: Analysis, past: PastBest, saving: float) -> li
         advice.append(say("overfitting.advice.compare_unread", names=unread))
     elif not analysis.log.has_iteration_numbers:
         advice.append(say("overfitting.advice.stop_at_best", **effect))
+    elif analysis.log.live:
+        rise = effect["rise"]
+        advice.append(say("overfitting.advice.stop_now", best_iteration=best_iteration, rise=rise))
     elif takes_known_settings(analysis.log):
         advice.append(say("overfitting.advice.set_max_iters", best_iteration=best_iteration, **effect))
         if any(

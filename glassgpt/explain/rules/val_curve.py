@@ -37,6 +37,8 @@ def worse_than_first(analysis: Analysis) -> Finding | None:
     at, values = at[at > 0], values[at > 0]
     if len(values) < MIN_WORSE_EVALS or analysis.loss_rise or analysis.explosions:
         return None
+    if not run_log.loss_measures_learning:
+        return None
     first, later = float(values[0]), float(values[1:].min())
     if not later > (1 + MIN_WORSE_SHARE) * first > 0 or has_leaked_data(analysis):
         return None
@@ -73,6 +75,8 @@ def val_rise(analysis: Analysis) -> Finding | None:
     is_start = at == 0 and run_log.has_iteration_numbers
     least = MIN_ABOVE_START_RATIO if is_start else MIN_VAL_RISE_RATIO
     if best is None or last is None or not 0 < least * best < last < math.inf:
+        return None
+    if not run_log.loss_measures_learning:
         return None
     is_told = analysis.loss_rise or analysis.loss_jump or analysis.explosions or facts.nan_step is not None
     if is_told or overfitting(analysis) or worse_than_first(analysis) or has_leaked_data(analysis):

@@ -212,6 +212,8 @@ def recurrence(values: Floats) -> int | None:
     count = len(rest)
     power = np.abs(np.fft.rfft(rest, 2 * count)) ** 2
     last = int(count / _PERIODS)
+    if last < _MIN_PERIOD:
+        return None
     alike = np.fft.irfft(power)[: last + 1] / (count - np.arange(last + 1))
     period = _MIN_PERIOD + int(np.argmax(alike[_MIN_PERIOD:]))
     one, other = rest[:-period], rest[period:]

@@ -37,6 +37,7 @@ from glassgpt.explain.rules.nonfinite import loss_nan, loss_zero, norms_never_fi
 from glassgpt.i18n import Message, say
 from glassgpt.runs.from_journal import run_log_from_records
 from glassgpt.runs.lines import LogLine
+from glassgpt.runs.loss_rise import find_loss_jump
 from glassgpt.runs.metric_columns import metric_of
 from glassgpt.runs.metric_series import MetricSeries
 from glassgpt.runs.recognise import read_log
@@ -1000,6 +1001,9 @@ def test_a_loss_that_jumps_and_stays() -> None:
     assert one.values["loss_after"] == pytest.approx(2.8, abs=0.04)
     back = analyse(noisy([2.5] * 17 + [2.8, 2.5, 2.5], 60, seed=1))
     assert loss_jump(back) is None
+    fell_before = analyse(noisy([5.0] * 12 + [2.5] * 5 + [2.8] * 5, 60, seed=1))
+    jump = find_loss_jump(*fell_before.trajectory.finite_losses(), np.array([0]))
+    assert jump is not None and jump.iteration == pytest.approx(17 * 60, abs=2)
 
 
 def test_noise_is_neither_a_rise_nor_a_jump() -> None:

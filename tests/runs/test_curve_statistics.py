@@ -163,4 +163,5 @@ def test_a_curve_whose_ups_and_downs_come_again() -> None:
     assert recurrence(falling + np.tile(epoch, 4) + noise) == 120
     assert recurrence(falling + noise) is None
     assert recurrence(falling) is None  # alike at any distance
+    assert recurrence((falling + noise)[:125]) is None  # the shortest, less what the median takes
     assert recurrence((falling + np.tile(epoch, 4))[:250]) is None  # two epochs

@@ -104,6 +104,8 @@ _OF_ANY_TRAINER: tuple[HeaderLine, ...] = (
         r"\s?[\"']?([A-Za-z][\w.+-]{0,60})[\"']?\W*$",
         "run_name",
     ),
+    ("params:", rf"^\W*All params: {COUNT}", "parameters"),
+    ("tokens/iter", rf"\btokens/iter(?:ation)?\s?[:=]\s?{COUNT}", "tokens_per_iteration"),
     ("Num Epochs", r"\bNum Epochs = ([\d,]{1,12})", "epochs"),
     # The card, wherever a line before the first step names it.
     *(

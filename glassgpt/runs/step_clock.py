@@ -81,6 +81,13 @@ def clock_us(clock: str) -> int | None:
     return _stamp_us(match) if match is not None and match[5] else None
 
 
+def stamp_seconds(clock: str) -> float | None:
+    """Since 1970, as `clock_us`, also in whole seconds: for a StepClock."""
+    match = _STAMP.search(clock)
+    stamp_us = None if match is None else _stamp_us(match)
+    return None if stamp_us is None else stamp_us / 1e6
+
+
 def _stamp_us(match: re.Match[str]) -> int | None:
     try:
         whole = datetime.fromisoformat(f"{match[1]}-{match[2]}-{match[3]}T{match[4]}")
@@ -191,6 +198,8 @@ class StepClock:
 
     def step_ms(self, iteration: int, seconds: float) -> float:
         start, self.last_s = self._start, seconds
+        if start is not None and iteration == start[0] and seconds >= start[1]:
+            return math.nan  # another process printed it too
         if start is None or iteration <= start[0] or seconds < start[1] or self._eval_s is None:
             is_paused = (
                 start is not None and iteration > start[0] and seconds >= start[1] and self._eval_lines

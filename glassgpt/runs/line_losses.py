@@ -127,7 +127,7 @@ class LossFinder:
         return self._val_is_alone
 
     def _log_perplexity(self, line: Line, builder: RunBuilder) -> Field | None:
-        """The loss of a step that prints its perplexity, or bits per byte, instead: `Epoch  2, ppl: 22.37`."""
+        """The loss of a step that prints its perplexity or bits per byte instead: `Epoch  2, ppl: 22.37`."""
         count = line.of("iteration", "epoch", "batch")
         if count is None or not count.is_count or self.section in ("val", "test"):
             return None

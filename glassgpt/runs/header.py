@@ -123,7 +123,11 @@ _OF_ANY_TRAINER: tuple[HeaderLine, ...] = (
     # What a program prints before it trains: a count of steps that begins again after it is another run's.
     ("param", r"(?<![\w.])\d[\d.,]{0,20}\s?[KMB]? (?:\w{1,20} ){0,2}param(?:eter)?s\b", "start"),
     ("train", r"(?i)^\W*(?:start|begin)\w{0,5}\b(?!.*\bepoch\b).{0,40}\btrain", "start"),
-    ("rain", r"(?i)^\W*train\w{0,4} (?:has |is )?start(?:ed|ing|s)\b(?!.*\b(?:epoch|step|at|from)\b)", "start"),
+    (
+        "rain",
+        r"(?i)^\W*train\w{0,4} (?:has |is )?start(?:ed|ing|s)\b(?!.*\b(?:epoch|step|at|from)\b)",
+        "start",
+    ),
     ("Namespace(", r"\bNamespace\(", "start"),
     ("oad", r"(?i)^\W*load(?:ed|ing) (?:\w{1,20} ){0,3}(?:model|weights)\b", "start"),
     # As the program reports it: a config may set tensor_parallel, and a trainer without it ignore that.

@@ -78,6 +78,7 @@ _LOSSES = (["loss"], ["losses"])
 _COUNTS = ("epoch", "iteration", "batch")
 _UNITLESS = {*_COUNTS, "loss", "val_loss", "lr", "grad_norm"}
 _OTHER_CLOCKS = {*VAL_WORDS, "epoch", "data", "load", "wall", "total", "remaining", "eta", "save", "compile"}
+_VAL_SET = re.compile(r"\b(?:val|valid|validation|eval|evaluation|dev)\b", re.IGNORECASE)
 _DATA_TIMES = {"data_time", "data"}
 _SECONDS = {"ms": "ms", "s": "s", "sec": "s", "secs": "s", "second": "s", "seconds": "s"}
 _MAX_UNIT_ERROR = 5.0  # a time and a bar's rate differ by less; the units by 1000
@@ -152,7 +153,10 @@ class Line(NamedTuple):
             if metric is None:
                 continue
             is_of_val = val_loss is not None and label + one.name in values and one.span > val_loss.span
-            name = f"val {one.name}" if not metric.is_eval and (one.split == "val" or is_of_val) else one.name
+            name = one.name
+            if not metric.is_eval and (one.split == "val" or is_of_val):
+                sets = _VAL_SET.findall(self.text[: one.span[0]])
+                name = f"dev {name}" if sets and sets[-1].lower() == "dev" else f"val {name}"
             name = label + name
             value = one.value
             if self.text[one.span[0] - 1 : one.span[0]] == "[" and (

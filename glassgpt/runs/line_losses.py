@@ -26,6 +26,7 @@ _MAX_VAL_TO_TRAIN_LOSS = (
     1.5  # of a number after `validation:`, for it to be a loss; nor less than its inverse
 )
 _MAX_NOTES = 5
+_OF_BARS = {"l", "mse"}
 _MIN_SUM_TO_LOG_PERPLEXITY = 2.0  # from this ratio on, a loss is a sum over tokens
 
 
@@ -101,8 +102,13 @@ class LossFinder:
             self.names_nothing = self.names_nothing or not builder.has_steps
             return (line.fields[1] if self.names_nothing else None), None
         if "%|" in line.text and (
-            short := next((one for one in line.fields if one.name in ("L", "l") and one.is_decimal), None)
+            short := next(
+                (one for one in line.fields if one.name.lower() in _OF_BARS and one.is_decimal), None
+            )
         ):
+            note = say("log.only_loss", name=short.name)
+            if len(short.name) > 1 and note not in builder.notes:
+                builder.notes.append(note)
             return short, None  # of a bar, where names are short: L=5.9647
         named = {
             one.split: one

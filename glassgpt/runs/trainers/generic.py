@@ -76,6 +76,7 @@ _MAX_TITLE_WORDS = 6
 _GLOBAL = re.compile(r"global[ _]step|num_updates", re.IGNORECASE)  # of the run, whatever else is counted
 _EPOCH_OVER_BATCH = re.compile(r"\b(TRAIN|CV) Batch (\d{1,9})/(\d{1,9})(?= loss )")  # as WeNet prints them
 _OF_BATCHES = re.compile(r"\b(\d{1,9})epoch:(train|valid):\d{1,9}-(\d{1,9})batch: ")  # as ESPnet does
+_SCORE = re.compile(r"\bScore at iteration (\d{1,12}) is (?=[-\d])")  # as Deeplearning4j does
 _CELL = re.compile(r"[-+]?[\d.]{1,25}(?:e[-+]?\d{1,3})?|nan|-?inf|[\d:]{4,12}", re.IGNORECASE)
 _SCALES = {"k": 1000, "m": 1_000_000}
 _BATCH = re.compile(r"\bglobal[ _]batch[ _]size\b\W{1,8}(\d{1,9})\b", re.IGNORECASE)
@@ -154,6 +155,8 @@ class GenericReader:
             text = _EPOCH_OVER_BATCH.sub(r"\1 epoch \2 batch \3", text, count=1)
         elif "batch: " in text:
             text = _OF_BATCHES.sub(r"\2 epoch \1 batch \3: ", text, count=1)
+        elif "Score at iteration " in text:
+            text = _SCORE.sub(r"iteration \1 loss ", text, count=1)
         elif self._names or text.lstrip("# ")[:4].lower() in ("epoc", "step", "iter"):
             text = self._with_names(text)
         line, count_line, self._count_line = read_line(text), self._count_line, ""
@@ -258,6 +261,8 @@ class GenericReader:
             return self._read_uncounted(loss, builder)
         if epoch and not batch and step is None and loss.name.lower() in ("batch loss", "batch_loss"):
             return self._read_uncounted(loss, builder)
+        if title is not None and title.role == "iteration":  # amounts: trained 64 micro-batches (32 epochs)
+            epoch, batch = (None if one and one.name.lower()[-1:] == "s" else one for one in (epoch, batch))
         is_named = loss.role is not None
         is_other = step is not None and step.is_count and not is_named
         is_after_named = step is not None and (self._losses.has_named_steps or step.split == "val")

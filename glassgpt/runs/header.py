@@ -69,7 +69,8 @@ _OF_ANY_TRAINER: tuple[HeaderLine, ...] = (
     ("param", rf"(?<!expert )(?:Total|Model|model)[ _]param(?:eter)?s:?\s*{COUNT}", "parameters"),
     (
         "aram",
-        rf"(?i)(?:^|\| )(?:# ?|n_|num_|model )?(?:param(?:eter)?s|parameter count)\s{{0,4}}[:=]\s*{COUNT}"
+        rf"(?i)(?:^|\|)\s{{0,8}}(?:# ?|n_|num_|model )?(?:param(?:eter)?s|parameter count)"
+        rf"(?:\s{{0,4}}[:=]\s*|\s{{4,40}}){COUNT}"
         r"(?=$|[\s|])",
         "parameters",
     ),

@@ -386,8 +386,9 @@ def _find_time(line: Line, is_batch: bool) -> dict[str, Found]:
         if one.role == "step_s" or is_of_step:
             return {"s": Found(one.value, one.span)}
     for one in line.fields:
-        if one.name.lower() == "dt" and one.text.count(":") == 2:  # llama.cpp's dt=00:04:59
-            return {"s": Found(parse_clock(one.text) or math.nan, one.span, is_number=False)}
+        name = {"dt": "s", "elapsed": "elapsed_s"}.get(one.name.lower(), "")  # llama.cpp's dt=00:04:59
+        if name and one.text.count(":") == 2 and (seconds := parse_clock(one.text)) is not None:
+            return {name: Found(seconds, one.span, is_number=False)}
     for one in timed:
         if one.role == "step_time" and per_second > 0 and not one.unit:
             for ms in (one.value, one.value * 1000):

@@ -800,3 +800,8 @@ def test_caffes_stamps() -> None:
     steps = parse_log("\n".join(lines)).steps
     assert steps.iteration.tolist() == [0, 40, 80, 120, 160, 200]
     assert steps.ms[1:].tolist() == [1500.0] * 5
+
+
+def test_a_clock_of_hours_since_the_start() -> None:
+    lines = [f"step {at}0 loss {3 - at / 10} (elapsed 0:{at:02}:30)\n" for at in range(9)]
+    assert parse_log("".join(lines)).steps.ms[1:].tolist() == [6000.0] * 8

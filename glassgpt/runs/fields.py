@@ -30,6 +30,7 @@ from glassgpt.runs.metric_columns import (
     metric_of,
     ranked_role,
 )
+from glassgpt.runs.step_clock import parse_clock
 
 _MAX_NUMBERS, _MAX_NAME_WORDS, _MAX_LEADING_WORDS = 200, 6, 12
 _CLOCK = r"\d{1,4}:\d{2}(?::\d{2})?(?:\.\d{1,9})?(?![\d:])"
@@ -75,7 +76,10 @@ _LEADING = {
 _BOTH = re.compile(r"\btrain(?:ing)?\s?/\s?(?:val|valid|test|dev)", re.IGNORECASE)
 _LOSSES = (["loss"], ["losses"])
 _COUNTS = ("epoch", "iteration", "batch")
+_UNITLESS = {*_COUNTS, "loss", "val_loss", "lr", "grad_norm"}
 _OTHER_CLOCKS = {*VAL_WORDS, "epoch", "data", "load", "wall", "total", "remaining", "eta", "save", "compile"}
+_VAL_SET = re.compile(r"\b(?:val|valid|validation|eval|evaluation|dev)\b", re.IGNORECASE)
+_DATA_TIMES = {"data_time", "data"}
 _SECONDS = {"ms": "ms", "s": "s", "sec": "s", "secs": "s", "second": "s", "seconds": "s"}
 _MAX_UNIT_ERROR = 5.0  # a time and a bar's rate differ by less; the units by 1000
 _SCALES = {"k": 1e3, "m": 1e6, "b": 1e9}
@@ -149,7 +153,10 @@ class Line(NamedTuple):
             if metric is None:
                 continue
             is_of_val = val_loss is not None and label + one.name in values and one.span > val_loss.span
-            name = f"val {one.name}" if not metric.is_eval and (one.split == "val" or is_of_val) else one.name
+            name = one.name
+            if not metric.is_eval and (one.split == "val" or is_of_val):
+                sets = _VAL_SET.findall(self.text[: one.span[0]])
+                name = f"dev {name}" if sets and sets[-1].lower() == "dev" else f"val {name}"
             name = label + name
             value = one.value
             if self.text[one.span[0] - 1 : one.span[0]] == "[" and (
@@ -206,6 +213,8 @@ def _template(texts: tuple[str, ...]) -> tuple[tuple[Field, ...], tuple[str, ...
         if index == len(texts) - 1 or (not slots and len(all_words) > _MAX_LEADING_WORDS):
             break  # the end, or prose
         skipped, unit, counted = _read_unit(texts[index + 1], parts[-1])
+        if "/" in unit and index + 2 < len(texts) and _is_name(texts[index + 1], unit, parts[-1]):
+            skipped, unit = 0, ""
         unit = unit or (aside[1] if aside is not None and aside[1] in _SECONDS else "")
         last = slots[-1] if slots else None
         if last and last.at == index - 1 and before.strip() == "/" and _BOTH.search(last.name):
@@ -224,6 +233,12 @@ def _template(texts: tuple[str, ...]) -> tuple[tuple[Field, ...], tuple[str, ...
         if last and last.total_at == index - 1 and before.strip() == "=":
             slots[-1] = last._replace(at=index, total_at=None, unit=unit)  # 3185/10042=0.3172
             continue
+        is_after = last and last.at == index - 1 and len(parts) > 1 and parts[0]
+        if last and is_after and not (last.name or last.role) and last.total_at is None:
+            name, role, rank, _ = _resolve(parts[0])  # 60.0% bf16 MFU | 11.875 loss,
+            if role is not None:
+                slots[-1] = last._replace(name=name, role=role, rank=rank)
+                parts[0] = []
         if not parts[-1] and len(parts) > 1 and before.rstrip().endswith("|"):
             parts.pop()  # a table's: | loss | 2.1 |
         for part in parts[:-1]:
@@ -312,6 +327,15 @@ def _resolve(words: Sequence[str]) -> tuple[str, Role | None, int, list[str]]:
     return " ".join(words[-3:]), None, PART_RANK, words[:-3]
 
 
+def _is_name(after: str, unit: str, name_words: Sequence[str]) -> bool:
+    """Whether what looks like the unit of a number names the next one: `loss 4.97 tok/s 99750 it/s 4`. A
+    loss has no such unit."""
+    if after.lower().strip() != unit.lower() or not after[:1].isspace():
+        return False
+    _, role, _, _ = _resolve(name_words)
+    return role in _UNITLESS or (role == "tokens_per_s" and not unit.startswith("tok"))
+
+
 class Found(NamedTuple):
     """A value of a step's line."""
 
@@ -355,9 +379,16 @@ def _find_time(line: Line, is_batch: bool) -> dict[str, Found]:
             one.unit == "ms" and (not one.name or one.role in ("elapsed_s", "elapsed_ms"))
         ):
             return {"ms": Found(one.value, one.span)}
+    names_of_all = {one.name.lower() for one in line.fields}
     for one in timed:
-        if one.role == "step_s":
+        # Beside the time of loading data, as mmengine and MetricLogger print it, a time is of an iteration.
+        is_of_step = one.role == "time" and not one.unit and not names_of_all.isdisjoint(_DATA_TIMES)
+        if one.role == "step_s" or is_of_step:
             return {"s": Found(one.value, one.span)}
+    for one in line.fields:
+        name = {"dt": "s", "elapsed": "elapsed_s"}.get(one.name.lower(), "")  # llama.cpp's dt=00:04:59
+        if name and one.text.count(":") == 2 and (seconds := parse_clock(one.text)) is not None:
+            return {name: Found(seconds, one.span, is_number=False)}
     for one in timed:
         if one.role == "step_time" and per_second > 0 and not one.unit:
             for ms in (one.value, one.value * 1000):

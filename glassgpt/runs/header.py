@@ -69,7 +69,8 @@ _OF_ANY_TRAINER: tuple[HeaderLine, ...] = (
     ("param", rf"(?<!expert )(?:Total|Model|model)[ _]param(?:eter)?s:?\s*{COUNT}", "parameters"),
     (
         "aram",
-        rf"(?i)(?:^|\| )(?:# ?|n_|num_|model )?(?:param(?:eter)?s|parameter count)\s{{0,4}}[:=]\s*{COUNT}"
+        rf"(?i)(?:^|\|)\s{{0,8}}(?:# ?|n_|num_|model )?(?:param(?:eter)?s|parameter count)"
+        rf"(?:\s{{0,4}}[:=]\s*|\s{{4,40}}){COUNT}"
         r"(?=$|[\s|])",
         "parameters",
     ),
@@ -104,6 +105,8 @@ _OF_ANY_TRAINER: tuple[HeaderLine, ...] = (
         r"\s?[\"']?([A-Za-z][\w.+-]{0,60})[\"']?\W*$",
         "run_name",
     ),
+    ("params:", rf"^\W*All params: {COUNT}", "parameters"),
+    ("tokens/iter", rf"\btokens/iter(?:ation)?\s?[:=]\s?{COUNT}", "tokens_per_iteration"),
     ("Num Epochs", r"\bNum Epochs = ([\d,]{1,12})", "epochs"),
     # The card, wherever a line before the first step names it.
     *(
@@ -121,6 +124,11 @@ _OF_ANY_TRAINER: tuple[HeaderLine, ...] = (
     # What a program prints before it trains: a count of steps that begins again after it is another run's.
     ("param", r"(?<![\w.])\d[\d.,]{0,20}\s?[KMB]? (?:\w{1,20} ){0,2}param(?:eter)?s\b", "start"),
     ("train", r"(?i)^\W*(?:start|begin)\w{0,5}\b(?!.*\bepoch\b).{0,40}\btrain", "start"),
+    (
+        "rain",
+        r"(?i)^\W*train\w{0,4} (?:has |is )?start(?:ed|ing|s)\b(?!.*\b(?:epoch|step|at|from)\b)",
+        "start",
+    ),
     ("Namespace(", r"\bNamespace\(", "start"),
     ("oad", r"(?i)^\W*load(?:ed|ing) (?:\w{1,20} ){0,3}(?:model|weights)\b", "start"),
     # As the program reports it: a config may set tensor_parallel, and a trainer without it ignore that.

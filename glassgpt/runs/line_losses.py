@@ -15,7 +15,7 @@ from glassgpt.i18n import say
 from glassgpt.runs.builder import RunBuilder
 from glassgpt.runs.fields import SPLITS, Field, Line
 from glassgpt.runs.log_numbers import loss_of_perplexity
-from glassgpt.runs.metric_columns import PART_RANK, metric_of
+from glassgpt.runs.metric_columns import PART_RANK, losses_of_sets, metric_of
 
 # Words of a line whose `train` and `val` are something else.
 _OTHER_THAN_LOSS = re.compile(
@@ -25,6 +25,8 @@ _VALIDATION_KINDS = frozenset({"score", "error_rate"})  # of metrics: a line wit
 _MAX_VAL_TO_TRAIN_LOSS = (
     1.5  # of a number after `validation:`, for it to be a loss; nor less than its inverse
 )
+_MAX_NOTES = 5
+_OF_BARS = {"l", "mse"}
 _MIN_SUM_TO_LOG_PERPLEXITY = 2.0  # from this ratio on, a loss is a sum over tokens
 
 
@@ -43,7 +45,16 @@ class LossFinder:
 
     def find(self, line: Line, builder: RunBuilder) -> tuple[Field | None, Field | None]:
         """The training loss and the validation loss of a line; None where it has none."""
-        found = [one for one in line.fields if one.role in ("loss", "val_loss") and one.unit != "%"]
+        found = [
+            one for one in line.fields if one.role in ("loss", "val_loss") and one.unit in ("", "k", "m", "b")
+        ]
+        if not any(one.role == "val_loss" for one in found) and "_loss_" in line.text:
+            of_sets = losses_of_sets(one.name for one in line.fields)
+            found += [
+                one._replace(role="val_loss", rank=PART_RANK, split="val")
+                for one in line.fields
+                if one.name in of_sets
+            ]
         if not found:
             loss, val_loss = self._unnamed_losses(line, builder)
             return loss if loss or val_loss else self._log_perplexity(line, builder), val_loss
@@ -64,7 +75,12 @@ class LossFinder:
         if losses:
             return min(losses, key=lambda one: one.rank), val_loss
         parts = [one for one in found if one.rank >= PART_RANK]
-        val_loss = val_loss or next((one for one in parts if one.role == "val_loss"), None)
+        if val_loss is None and (of_val := [one for one in parts if one.role == "val_loss"]):
+            val_loss = of_val[0]
+            others = ", ".join(one.name for one in of_val[1:] if one.name != val_loss.name)[:200]
+            note = say("log.val_loss_taken", name=val_loss.name, others=others)
+            if others and note not in builder.notes and len(builder.notes) < _MAX_NOTES:
+                builder.notes.append(note)
         return self._other_loss(line, [one for one in parts if one.role == "loss"], builder), val_loss
 
     def _has_score_of_validation(self, line: Line, builder: RunBuilder) -> bool:
@@ -86,8 +102,13 @@ class LossFinder:
             self.names_nothing = self.names_nothing or not builder.has_steps
             return (line.fields[1] if self.names_nothing else None), None
         if "%|" in line.text and (
-            short := next((one for one in line.fields if one.name in ("L", "l") and one.is_decimal), None)
+            short := next(
+                (one for one in line.fields if one.name.lower() in _OF_BARS and one.is_decimal), None
+            )
         ):
+            note = say("log.only_loss", name=short.name)
+            if len(short.name) > 1 and note not in builder.notes:
+                builder.notes.append(note)
             return short, None  # of a bar, where names are short: L=5.9647
         named = {
             one.split: one
@@ -112,7 +133,7 @@ class LossFinder:
         return self._val_is_alone
 
     def _log_perplexity(self, line: Line, builder: RunBuilder) -> Field | None:
-        """The loss of a step that prints its perplexity instead: `Epoch  2,  50/725; acc: 4; ppl: 22.37`."""
+        """The loss of a step that prints its perplexity or bits per byte instead: `Epoch  2, ppl: 22.37`."""
         count = line.of("iteration", "epoch", "batch")
         if count is None or not count.is_count or self.section in ("val", "test"):
             return None
@@ -120,11 +141,17 @@ class LossFinder:
             return None
         for one in line.fields:
             metric = metric_of(one.name) if one.is_metric else None
-            if metric and metric.kind == "perplexity" and not metric.is_eval and one.split in ("", "train"):
-                if not self._has_perplexities:
-                    builder.notes.append(say("log.loss_of_perplexity", name=one.name))
-                self._has_perplexities = True
-                return one._replace(role="loss", text=str(loss_of_perplexity(one.value)))
+            if metric is None or metric.is_eval or one.split not in ("", "train"):
+                continue
+            if metric.kind == "perplexity":
+                loss, note = loss_of_perplexity(one.value), say("log.loss_of_perplexity", name=one.name)
+            elif metric.kind == "bits_per_byte":
+                loss, note = one.value * math.log(2), say("log.loss_of_bits", name=one.name)
+            else:
+                continue
+            builder.notes += [] if self._has_perplexities else [note]
+            self._has_perplexities = True
+            return one._replace(role="loss", text=str(loss))
         return None
 
     def _other_loss(self, line: Line, found: list[Field], builder: RunBuilder) -> Field | None:

@@ -130,10 +130,8 @@ def find_loss_jump(at: Ints, losses: Floats, process_starts: Ints) -> LossJump |
     begin, end = row - JUMP_LOSSES, row + JUMP_LOSSES
     wrong = [np.sum(losses[begin:one] > middle) + np.sum(losses[one:end] < middle) for one in near]
     row = int(near[int(np.argmin(wrong))])
-    if (
-        min(wrong) > MAX_JUMP_OVERLAP * 2 * JUMP_LOSSES
-        or np.mean(losses[max(0, row - 3 * JUMP_LOSSES) : row] > middle) > 0.5
-    ):
+    not_long_before = losses[max(0, row - 3 * JUMP_LOSSES) : row]
+    if min(wrong) > MAX_JUMP_OVERLAP * 2 * JUMP_LOSSES or np.mean(not_long_before > middle) > 0.5:
         return None
     if _begins_process(process_starts, at[row - 3], at[row]):
         return None

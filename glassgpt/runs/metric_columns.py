@@ -152,6 +152,7 @@ _LOSS_WORDS = {
     "nll", "xent", "running", "ema", "smoothed", "smooth", "current", "final", "overall", "lm", "ce", "set",
     *VAL_WORDS,
 }  # fmt: skip
+_OF_SET = re.compile(rf"((?:{'|'.join(sorted(VAL_WORDS))})_loss)_([a-z]\w{{1,30}})")
 _LR_SETTING_WORDS = {"decay", "iters", "steps", "warmup", "min", "max", "mult", "ratio", "factor", "gamma"}
 _BATCH_WORDS = {"step", "batch"}
 _COUNT_ENDING = re.compile(r"_(?:idx|index|id|num|no|nr|number|count)$")
@@ -217,8 +218,9 @@ METRIC_NAMES: dict[str, tuple[str, bool | None]] = {
     "length": ("response_length completion_length completions_length mean_length", None),
     "kl": ("kl kl_ref kl_div kl_divergence approx_kl reverse_kl mean_kl kl_mean", None),
     "perplexity": ("perplexity ppl", False),
-    "bits_per_byte": ("val_bpb valid_bpb eval_bpb", False),
+    "bits_per_byte": ("bpb bpc bits_per_byte bits_per_char bits_per_character", False),
 }
+_MAX_ENDING_WORDS = 3
 _METRIC_ENDINGS = {
     ending: (kind, rank, higher_is_better)
     for rank, (kind, (endings, higher_is_better)) in enumerate(METRIC_NAMES.items())
@@ -272,7 +274,7 @@ def metric_of(name: str) -> Metric | None:
         return Metric("reward", 0 if is_eval else min(9, ranked[1]) + 1, True, is_eval)
     if len(words) > 1 and words[-1].isdecimal() and f"{words[-2]}_k" in _METRIC_ENDINGS:
         words[-1] = "k" if words[-2:] != ["pass", "1"] else "1"  # recall@10
-    for count in (2, 1):
+    for count in range(_MAX_ENDING_WORDS, 0, -1):
         if found := _METRIC_ENDINGS.get("_".join(words[-count:])):
             kind, rank, higher_is_better = found
             is_part = LABELS.match(name) is not None  # a mean over all of them is told first
@@ -331,7 +333,10 @@ def ranked_role(name: str) -> tuple[Role, int] | None:
     if plain.startswith("lr_") and _LR_SETTING_WORDS.isdisjoint(words):
         return "lr", _OTHER_RANK
     apart = _CAMEL_CASE.sub("_", name)
-    return ranked_role(apart) if apart != name else None
+    if apart != name:
+        return ranked_role(apart)
+    is_loss = words[-1].endswith("loss") and words[-1] != "loss" and not _PART_WORDS.intersection(words)
+    return ranked_role(f"{plain.removesuffix('loss')}_loss") if is_loss else None  # closs, mlmloss
 
 
 def bare_losses(names: Iterable[str]) -> dict[Role, str]:
@@ -349,6 +354,13 @@ def are_losses(values: Sequence[float]) -> bool:
     """Whether numbers without a name may be losses in the order of a run: they fall, from a value that no
     share, percentage or perplexity begins with."""
     return len(values) > 1 and 0 <= values[-1] < values[0] and 1 < values[0] < MAX_BARE_LOSS
+
+
+def losses_of_sets(names: Iterable[str]) -> list[str]:
+    """Those of several held-out sets, where each name has that of its set: val_loss_en, val_loss_de."""
+    matches = [(match, name) for name in names if (match := _OF_SET.fullmatch(normalise(name)))]
+    of_sets = [(match[1], name) for match, name in matches if match[2] not in _PART_WORDS]
+    return [name for stem, name in of_sets if sum(stem == other for other, _ in of_sets) > 1]
 
 
 def choose_columns(counts: Mapping[str, int]) -> dict[Role, str]:
@@ -373,4 +385,6 @@ def choose_columns(counts: Mapping[str, int]) -> dict[Role, str]:
         fullest = max(counts[name] for _, name in ranked_names)
         full = [one for one in ranked_names if 2 * counts[one[1]] >= fullest]
         chosen[role] = min(full, key=lambda one: one[0])[1]
+    if "val_loss" not in chosen and (of_sets := losses_of_sets(counts)):
+        chosen["val_loss"] = of_sets[0]
     return chosen

@@ -24,7 +24,6 @@ from itertools import pairwise
 
 from glassgpt.i18n import Message, say
 from glassgpt.runs.builder import RunBuilder
-from glassgpt.runs.exit_status import UNIT_SECONDS, event_patterns, read_event
 from glassgpt.runs.log_numbers import MAX_CELL_CHARS, MAX_COUNT, parse_cell
 from glassgpt.runs.metric_columns import (
     KIND_KEYS,
@@ -40,9 +39,16 @@ from glassgpt.runs.metric_columns import (
     role_of,
     split_of_kind,
 )
-from glassgpt.runs.run_log import EventKind, RunLog
+from glassgpt.runs.run_log import RunLog
 from glassgpt.runs.split_runs import split_runs
 from glassgpt.runs.step_clock import parse_timestamp
+from glassgpt.runs.table_events import (
+    PLAN_KEYS,
+    SETTINGS,
+    is_event_key,
+    read_event_row,
+    read_event_text,
+)
 from glassgpt.runs.table_time import (
     MIN_GROWING_SHARE,
     STEP_TIME_UNITS,
@@ -70,38 +76,12 @@ _NO_STAGE_WORDS = VAL_WORDS | {
 _MAX_NOTES = 5
 _MAX_KINDS = 1000
 _MIN_PARAMETERS = 1000  # fewer are in millions
-# Of rows without a step.
-_EVENT_KEYS = frozenset(
-    ("event", "status", "state", "type", "message", "msg", "error", "exception", "reason")
-)
-_EVENT_WORDS: dict[str, EventKind] = {
-    **dict.fromkeys(("done", "end", "ended", "finish", "finished", "complete", "completed"), "finish"),
-    **dict.fromkeys(("success", "succeeded"), "finish"),
-    **dict.fromkeys(("interrupted", "stopped", "cancelled", "canceled", "preempted"), "interrupt"),
-    **dict.fromkeys(("timeout", "timed_out"), "interrupt"),
-    **dict.fromkeys(("failed", "failure", "crash", "crashed", "exception", "error"), "traceback"),
-}
-_SAVE_WORDS = {"checkpoint", "save", "saved", "checkpoint_saved", "saved_checkpoint", "save_checkpoint"}
-# Of a row of totals, which is written when a run is over; and what it took, with the seconds of a unit.
-_CLOSING = re.compile(r"(?:^|_)summary(?:_|$)|^(?:final|total_train\w*_time)(?:_|$)")
-_TOTAL_TIME = re.compile(r"(?:^|_)(?:total_)?(?:train\w*_|wall_|run_|elapsed_)(?:run)?time_([hms])\w*$")
 _PLANNED_EPOCHS = frozenset(("total_epochs", "num_epochs", "n_epochs", "max_epochs", "epochs_total"))
 _PREDICTION_TIMES = frozenset(("predict_runtime", "test_runtime"))  # of Hugging Face's Trainer
 _SKIPPED = frozenset(("skipped", "is_skipped", "skip", "skipped_update", "update_skipped"))
-_PLAN_KEYS = frozenset(
-    ("num_steps", "n_steps", "max_steps", "total_steps", "train_steps", "num_train_steps", "max_train_steps",
-     "max_iters", "max_iterations", "num_iterations", "total_iterations")
-)  # fmt: skip
 # Columns that a reader looks for first, of those that are left out.
 _SCORES = re.compile("(?<![a-z])(?:acc|ppl|perplexity|f1|bleu|rouge|wer|score|correct|reward|margin|kl)")
 _MAX_LEFT_OUT = 5
-_MAX_TEXT_CHARS = 10_000
-# Of a record of settings: its type, or the object that they are in; and what is planned there.
-_SETTINGS = frozenset(
-    ("config", "cfg", "args", "arguments", "hparams", "hyperparameters", "hyper_parameters", "settings",
-     "params", "hyperparams", "training_args", "train_config", "training_config")
-)  # fmt: skip
-_PLAN_SETTINGS = _PLAN_KEYS | {"steps", "iters", "iterations"}
 _PROGRESS = ("percentage", "percent", "progress", "training_progress", "train_progress")
 _MAX_FINAL_LR = 0.1  # of the highest: with such a learning rate, a progress of 1 is not 1%
 
@@ -201,7 +181,7 @@ class MetricTable:
         elif texts := self._texts[0].items() - self._texts[1].items():
             builder.line += 1
             for name, text in sorted(texts):
-                self._read_text(name, text, self._last_iteration)
+                read_event_text(name, text, self._last_iteration, builder)
         if self._tokens is not None and "tokens_per_iteration" not in builder.setup.values:
             (first, before), (last, after) = self._tokens
             if last > first and before < after:
@@ -288,7 +268,7 @@ class MetricTable:
         self._names, self._metrics = set(counts), [name for name in counts if metric_of(name)]
         self._eval_columns = [name for name in counts if is_of_eval(name)]
         self._progress_columns = [name for name in counts if normalise(name) in _PROGRESS]
-        self._text_columns = [name for name in counts if _is_event_key(name)]
+        self._text_columns = [name for name in counts if is_event_key(name)]
         self._prediction_columns = [name for name in counts if name in _PREDICTION_TIMES]
         if self._trainer is None:
             names = frozenset(counts)
@@ -379,9 +359,9 @@ class MetricTable:
         key = normalise(name)
         is_read = name in self._columns.values() or name in self._metrics or key in _PROGRESS
         is_read = (
-            is_read or key in _PLANNED_EPOCHS | _PLAN_KEYS | _PREDICTION_TIMES or name in self._without_unit
+            is_read or key in _PLANNED_EPOCHS | PLAN_KEYS | _PREDICTION_TIMES or name in self._without_unit
         )
-        is_setting = normalise(name.rpartition("/")[0]) in _SETTINGS
+        is_setting = normalise(name.rpartition("/")[0]) in SETTINGS
         if not is_read and not is_setting and all(parse_cell(value) is not None for value in values):
             self._left_out.append(name)
 
@@ -430,7 +410,7 @@ class MetricTable:
                 self._metrics.append(name)
             if is_of_eval(name):
                 self._eval_columns.append(name)
-            if _is_event_key(name):
+            if is_event_key(name):
                 self._text_columns.append(name)
             if name in _PREDICTION_TIMES:
                 self._prediction_columns.append(name)
@@ -481,7 +461,9 @@ class MetricTable:
             # Where one is a number, NaN is how tables say that the other was not measured.
             loss, val_loss = (None, val_loss) if math.isnan(loss) else (loss, None)
         if iteration is None or loss is None:
-            self._read_event(row, iteration)
+            event = read_event_row(row, self._last_iteration if iteration is None else iteration, builder)
+            self._planned_count = event.planned_count or self._planned_count
+            self._run_s = self._run_s if event.run_s is None else event.run_s
         trainer = self._trainer
         if trainer is not None and trainer.document_reader is not None and trainer.rows_key in row:
             trainer.document_reader(row, builder)  # it holds all rows again: it is of the whole run
@@ -613,39 +595,6 @@ class MetricTable:
             self._earlier_iterations = 0
         return iteration + self._earlier_iterations
 
-    def _read_event(self, row: Row, iteration: int | None) -> None:
-        """A row without a training loss: how the run ended, what it planned, or a save."""
-        is_closing, is_settings = False, _is_settings(row)
-        for name, value in row.items():
-            holder, _, key = map(normalise, name.rpartition("/"))
-            number = parse_cell(value)
-            if key in _EVENT_KEYS and isinstance(value, str):
-                self._read_text(name, value, iteration)
-            elif number is None or not math.isfinite(number):
-                continue
-            elif is_settings or holder in _SETTINGS:
-                if key in _PLAN_SETTINGS and 0 < number <= MAX_COUNT:
-                    self._planned_count = int(number)
-            elif _CLOSING.search(normalise(name)):
-                is_closing = True
-                if match := _TOTAL_TIME.search(key):
-                    self._run_s = number * UNIT_SECONDS[match[1]]
-            elif key in _PLAN_KEYS and 0 < number <= MAX_COUNT:
-                self._planned_count = int(number)
-        if is_closing:
-            self.builder.add_event("finish", "a row of totals")
-
-    def _read_text(self, name: str, value: str, iteration: int | None) -> None:
-        """What happened: a word, as of a status, or the sentences that programs print."""
-        words = normalise(value).removeprefix("training_").removeprefix("train_").removeprefix("run_")
-        if words in _SAVE_WORDS:
-            self.builder.add_checkpoint(self._last_iteration if iteration is None else iteration)
-        elif kind := _EVENT_WORDS.get(words):
-            self.builder.add_event(kind, f"{name}: {value[:MAX_CELL_CHARS]}")
-        else:
-            for text in value[:_MAX_TEXT_CHARS].splitlines():
-                read_event(text, self.builder, event_patterns())
-
     def _restart(self) -> None:
         if self._last_iteration is None:
             return
@@ -746,19 +695,9 @@ class MetricTable:
         )
 
 
-def _is_event_key(name: str) -> bool:
-    return normalise(name.rpartition("/")[2]) in _EVENT_KEYS
-
-
 def _rank_left_out(name: str) -> tuple[bool, bool]:
     """Scores and numbers of held-out data first."""
     return _SCORES.search(name.lower()) is None, VAL_WORDS.isdisjoint(normalise(name).split("_"))
-
-
-def _is_settings(row: Row) -> bool:
-    """Whether the row says that it is a record of settings."""
-    texts = (name for name, value in row.items() if isinstance(value, str) and len(value) <= MAX_CELL_CHARS)
-    return any(_is_event_key(name) and normalise(str(row[name])) in _SETTINGS for name in texts)
 
 
 def _is_total(name: str, rows: Sequence[Row]) -> bool:

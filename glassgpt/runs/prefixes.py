@@ -23,17 +23,20 @@ _TIME = re.compile(
     r"|\s+std(?:out|err) [FP]\s|[\s:,-]+)"  # the first is how Kubernetes stores a container's output
 )
 # The usual ones of these, for a search over many lines: no newline matches.
-PLAIN_TIME = _CLOCK + r"(?: - INFO -)? "
+PLAIN_TIME = _CLOCK + r"(?: (?:- )?\[?INFO\]?(?: -|:)?)? "
 # As a field of the line: `step: 9 | time: 2025-08-20 13:50:50.485907 | loss: 6.47`.
 _DATE_FIELD = re.compile(
     rf"\b(?:time|timestamp|datetime|date)[\"']?\s?[:=]\s?[\"']?({_DAY}[T ]"
     r"\d{2}:\d{2}:\d{2}(?:[.,]\d{1,9})?)"
 )
+_LEAP_YEAR = 2000  # for a date without a year
 _MONTHS = ("Jan ", "Feb ", "Mar ", "Apr ", "May ", "Jun ", "Jul ", "Aug ", "Sep ", "Oct ", "Nov ", "Dec ")
 # As `ts` writes it; systemd's journal adds the machine and the program.
 _DATE = re.compile(
     r"[A-Z][a-z]{2} [ \d]\d \d{2}:\d{2}:\d{2}(?:\.\d{1,9})?\s+(?:[\w.-]{1,60} [\w./-]{1,60}\[\d{1,9}\]:\s)?"
 )
+# As Caffe's glog writes it, without a year: I0508 12:40:15.421900  2763 solver.cpp:65] Iteration 40
+_GLOG = re.compile(r"[IWE](\d\d)(\d\d) (\d{2}:\d{2}:\d{2}\.\d{1,9})\s+\d{1,9} [\w.-]{1,60}:\d{1,6}\]\s+")
 _UPTIME = re.compile(r"\[\s*\d{1,9}\.\d{1,9}\]\s+")  # seconds since the start
 _PROGRAM = re.compile(r"\[[a-z]\w{0,20}\]\s+(?=\d{4}-\d{2}-\d{2}[T ])")  # as torchtitan writes it
 # As Hugging Face's libraries write it: [INFO|trainer.py:4021] 2025-04-01 08:30:11,020 >> text
@@ -80,6 +83,8 @@ def strip_prefixes(text: str) -> tuple[str, int | None, str]:
             patterns = (_TIME, _NUMBER_LABEL) if ":" in text[:20] else ()
         elif text.startswith(_MONTHS):
             patterns = (_DATE,)
+        elif first in ("I", "W", "E") and text[1:5].isdecimal():
+            patterns = (_GLOG,)
         elif "|" in text[:50] or first in ("I", "D"):
             patterns = (_SERVICE, _LEVEL)
         match = next((found for pattern in patterns if (found := pattern.match(text))), None)
@@ -89,5 +94,7 @@ def strip_prefixes(text: str) -> tuple[str, int | None, str]:
             rank = int(match[1])
         elif match.re is _TIME:
             clock = match[0]
+        elif match.re is _GLOG:
+            clock = f"{_LEAP_YEAR}-{match[1]}-{match[2]} {match[3]}"
         text = text[match.end() :]
     return text.lstrip(), rank, clock or (field[1] if field else "")

@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from glassgpt.errors import UserError
@@ -73,6 +73,7 @@ _PROGRAM_ERROR = re.compile(  # argparse's, or the last line of a traceback
     r"\S{1,80}\.py: error: \S|(?:[A-Za-z_]\w{0,40}\.){0,6}[A-Z]\w{0,60}(?:Error|Exception): \S"
     r"|(?:[a-z_]\w{0,40}\.){1,6}(?:exc|exceptions?|errors?)\.[A-Z]\w{0,60}: \S"
 )
+_MAX_LAST_LINES = 20  # of a log without a traceback, where an error is looked for
 _MOVING_BAR = re.compile(r"\d%\|.{0,300}?\b[1-9]\d{0,11}/\d{1,12} \[")  # after an error, it went on
 # Of a loop that trains, as far as its description says.
 _TRAINING_BAR = re.compile(
@@ -251,7 +252,10 @@ class LogRecognizer:
         if self._is_empty:
             return "; it is empty"
         texts = self.texts()
-        after = itertools.takewhile(lambda text: not _MOVING_BAR.search(text), reversed(texts))
+        after: Iterator[str] = itertools.takewhile(lambda text: not _MOVING_BAR.search(text), reversed(texts))
+        has_traceback = any(text.startswith("Traceback (") for text in texts)
+        # Else a program prints it last; elsewhere it may be a sample of a model.
+        after = after if has_traceback else itertools.islice(filter(str.strip, after), _MAX_LAST_LINES)
         if error := next((text for text in after if _PROGRAM_ERROR.match(text)), ""):
             # A bar without a loss may be the training's.
             when = "" if any(map(_MOVING_BAR.search, texts)) else " before it had trained"
@@ -545,9 +549,10 @@ class LogReader:
                     part = [text.replace(",", "") for text in part]
                 column, values = form.numbers(name, part)
                 numbers[column] = values
-            if not self.builder.trainer.plain_step:
-                self._read_line.skip_steps(numbers)  # type: ignore[attr-defined]
-            self.builder.add_steps(numbers)
+            if self.builder.trainer.plain_step:
+                self.builder.add_steps(numbers)
+            else:
+                self._read_line.add_steps(numbers, self.builder)  # type: ignore[attr-defined]
             begin = end
 
     def feed_header(self, line: LogLine) -> None:

@@ -42,12 +42,12 @@ _OTHER_THINGS = re.compile(
     r"|\b(?:no|not|without|any|never|found|load\w*|restor\w*|resum\w*|us(?:ing|ed)|from)"
     r" (?:(?:an?|the|previously|existing) ){0,2}saved\b|\bsaved \w{1,20} (?:was )?not found\b"
     r"|\bsav(?:ed|ing|e) (?:the )?(?:\w{1,20} )?(?:tokenizer|vocab\w*|plots?|figures?|curves?|history|metrics"
-    r"|results?|predictions?|samples?|data|dataset|embeddings?|config\w*|logs?|losses)\b"
+    r"|results?|predictions?|samples?|data|dataset|embeddings?|config\w*|logs?|losses)\b(?!/)"
 )
 _SOURCE = re.compile(r"\(r?f[\"'][^\"']{0,200}\{[a-z_]")  # code that prints such a line
 _SAVE_TIME = re.compile(r"\b(?:in|took) (\d{1,6}(?:\.\d{1,9})?)\s?(ms|s)(?:ec(?:ond)?s?)?\b")
 # In a path.
-_SAVED_AT = re.compile(r"(?:step|iter|ckpt|checkpoint|epoch|model)s?[_-](\d{1,12})(?!\d|\.\d|/)")
+_SAVED_AT = re.compile(r"(?:step|iter|ckpt|checkpoint|epoch|model)s?[_-](\d{1,12})(?!\d|\.\d|/|-of-)")
 
 
 def save_begins(lower: str) -> int | None:

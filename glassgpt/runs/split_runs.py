@@ -50,6 +50,7 @@ MAX_RUNS = 200  # of one file: of more, the longest
 _MIN_JUDGED_LINES = 8
 _COMPARED_LINES = 5  # at most, at each end of a process
 _MIN_SAME_SHARE = 0.9  # of lines that have the losses of a bar
+_MIN_SAME_LENGTHS = 3  # of runs beside each other that are no parts
 MIN_FALL_NOISES = 3.0  # standard errors: a loss that fell by less may not go back
 
 _Item = TypeVar("_Item", LoggedEvaluation, LoggedCheckpoint)
@@ -367,18 +368,22 @@ def _part_counts(whole: RunLog, starts: list[int]) -> dict[int, int]:
 
 
 def _with_ends_of_parts(pieces: list[RunLog]) -> list[RunLog]:
-    """A part is over where the next one of its process begins, and the last one where it is as long as
-    that before it."""
-    ended, at = list(pieces), 0
-    while at < len(pieces):
-        group = range(at, min(at + pieces[at].parts, len(pieces)))
-        lasts = [int(pieces[part].steps.iteration[-1]) if len(pieces[part].steps) else -1 for part in group]
-        for part in group[:-1]:
-            ended[part] = replace(pieces[part], ended="finished")
-        after = {event.kind for event in pieces[group[-1]].events_after_last_step()}
-        if len(lasts) > 1 and lasts[-1] == lasts[-2] and FAILURE_KINDS.isdisjoint(after):
-            ended[group[-1]] = replace(pieces[group[-1]], ended="finished")
-        at = group.stop
+    """A part is over where the next one of its process begins, if something counts the parts. Else runs came
+    to their end where several stopped at the same iteration: parts beside each other, or any others."""
+    lasts = [int(piece.steps.iteration[-1]) if len(piece.steps) else None for piece in pieces]
+    counts = Counter(lasts)
+    ended, first = list(pieces), 0  # of the group of parts
+    for at, (piece, last) in enumerate(zip(pieces, lasts, strict=True)):
+        first = at if at >= first + pieces[first].parts else first
+        group = range(first, min(first + pieces[first].parts, len(pieces)))
+        is_counted = at < group[-1] and pieces[at + 1].segments[0].outer_count is not None
+        is_as_long = any(lasts[other] == last for other in (at - 1, at + 1) if other in group)
+        is_usual = piece.trainer.reads_any_log and counts[last] >= _MIN_SAME_LENGTHS
+        failed = {event.kind for event in piece.events_after_last_step()} & FAILURE_KINDS
+        is_long = piece.segments[0].outer_count is not None or len(piece.steps) >= _MIN_JUDGED_LINES
+        is_same = (is_as_long or is_usual) and is_long
+        if last is not None and not failed and (is_counted or is_same):
+            ended[at] = replace(piece, ended="finished")
     return ended
 
 

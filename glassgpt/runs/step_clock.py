@@ -81,6 +81,13 @@ def clock_us(clock: str) -> int | None:
     return _stamp_us(match) if match is not None and match[5] else None
 
 
+def stamp_seconds(clock: str) -> float | None:
+    """Since 1970, as `clock_us`, also in whole seconds: for a StepClock."""
+    match = _STAMP.search(clock)
+    stamp_us = None if match is None else _stamp_us(match)
+    return None if stamp_us is None else stamp_us / 1e6
+
+
 def _stamp_us(match: re.Match[str]) -> int | None:
     try:
         whole = datetime.fromisoformat(f"{match[1]}-{match[2]}-{match[3]}T{match[4]}")
@@ -169,6 +176,7 @@ class StepClock:
     def __init__(self, resolution_s: float) -> None:
         self.resolution_s = resolution_s
         self._start: tuple[int, float] | None = None  # iteration and seconds where the span begins
+        self._span_s = 0.0  # the latest one with a time
         self._eval_s: float | None = 0.0  # inside the span; None: not known
         self._eval_lines: list[int] = []  # of those inside the span whose duration is not known
         self._paused: list[tuple[list[int], int, float]] = []  # spans with such: lines, iterations, seconds
@@ -191,6 +199,8 @@ class StepClock:
 
     def step_ms(self, iteration: int, seconds: float) -> float:
         start, self.last_s = self._start, seconds
+        if start is not None and iteration == start[0] and 0 <= seconds - start[1] < self._span_s:
+            return math.nan  # another process printed it too
         if start is None or iteration <= start[0] or seconds < start[1] or self._eval_s is None:
             is_paused = (
                 start is not None and iteration > start[0] and seconds >= start[1] and self._eval_lines
@@ -202,7 +212,7 @@ class StepClock:
         spent_s = seconds - start[1] - self._eval_s
         if spent_s < _MIN_SPAN * self.resolution_s:
             return math.nan
-        self._start, self._eval_s = (iteration, seconds), 0.0
+        self._start, self._eval_s, self._span_s = (iteration, seconds), 0.0, spent_s
         return spent_s / (iteration - start[0]) * 1000
 
     def eval_ms(self, step_ms: Sequence[float] | Floats) -> dict[int, float]:

@@ -19,18 +19,21 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from glassgpt.runs.prefixes import PLAIN_TIME
+from glassgpt.runs.step_clock import stamp_seconds
 
 Columns = Mapping[str, Sequence[str]]
 
 _ANY = r"[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?"
 _FIXED = "fixed"
+_STAMP = f"(?P<stamp>{PLAIN_TIME})"
 _NUMBER_OR_BLANKS = re.compile(rf"(?<![\w.])({_ANY})(?!\w*\d)|([ \t]+)")
 
 
 @lru_cache
 def _block_pattern(plain_step: str) -> re.Pattern[str]:
     """Matches every line: the groups of `plain_step`, or else the line as the last group."""
-    return re.compile(rf"^(?:(?:{PLAIN_TIME})?{plain_step}|(.*))$", re.MULTILINE | re.ASCII)
+    time = "" if plain_step.startswith(_STAMP) else f"(?:{PLAIN_TIME})?"
+    return re.compile(rf"^(?:{time}{plain_step}|(.*))$", re.MULTILINE | re.ASCII)
 
 
 class StepLines(NamedTuple):
@@ -46,7 +49,7 @@ class StepLines(NamedTuple):
 
 class StepForm(NamedTuple):
     # Groups, all numbers: add_step's parameters, the iteration first; `s`, `it_per_s` or `elapsed_s` instead
-    # of `ms`; planned_count, of the whole run's.
+    # of `ms`; planned_count, of the whole run's; val_loss; stamp, the time before the line.
     pattern: str
     offset: int = 0  # added to the iteration as printed
     fixed: tuple[str, ...] = ()  # what its groups fixed0, fixed1, … have to be: an epoch, say
@@ -58,11 +61,13 @@ class StepForm(NamedTuple):
         spans: Mapping[str, tuple[int, int]],
         fixed: Sequence[tuple[int, int]],
         offset: int = 0,
+        is_stamped: bool = False,
     ) -> StepForm:
         """`spans`: where in the line each value is. `fixed`: parts that have to stay the same. They are
-        compared apart from the pattern, so that lines of all epochs have one: compiling it is slow."""
+        compared apart from the pattern, so that lines of all epochs have one: compiling it is slow.
+        `is_stamped`: the step times come from the times before the lines."""
         pieces = [(span, name) for name, span in spans.items()] + [(span, "") for span in fixed]
-        pattern, at, fixed_texts = [r"[ \t]*"], 0, list[str]()
+        pattern, at, fixed_texts = [_STAMP * is_stamped + r"[ \t]*"], 0, list[str]()
         for (begin, end), name in sorted(pieces):
             if begin < at:
                 continue  # the epoch of two patterns
@@ -94,6 +99,8 @@ class StepForm(NamedTuple):
         """A column's name and values, as `add_step` has them."""
         if name == "iteration":
             return name, [int(text) + self.offset for text in texts] if self.offset else list(map(int, texts))
+        if name == "stamp":
+            return "elapsed_s", [math.nan if (s := stamp_seconds(text)) is None else s for text in texts]
         values = list(map(float, texts))
         if name == "s":
             return "ms", [value * 1000 for value in values]

@@ -50,6 +50,9 @@ _DELIMITERS = (",", "\t", ";")
 _LOSSES = ("loss", "val_loss", "val_bpb")
 _SEEDS = {"seed", "random_seed", "config_seed"}
 _COUNTS = ("iteration", "epoch")
+# Of results of experiments, one row each, as autoresearch keeps them; and of those that have none.
+_EXPERIMENT = {"commit", "status"}
+_FAILED = {"crash", "crashed", "fail", "failed", "failure", "error", "timeout", "oom"}
 _TENSORBOARD_HEADER = ["wall time", "step", "value"]
 _METRIC_COLUMNS = {"metric", "metric_name", "name", "tag", "key"}  # of a table with a row for each value
 _ENVELOPES = {"data", "payload", "values", "record"}  # of a row's values
@@ -223,6 +226,8 @@ def _is_csv_with_losses(lines: Sequence[str], delimiter: str) -> bool:
     if len(names) < 2 or not roles.intersection(_LOSSES):
         return False
     cells = [cell for row in rows[:20] for cell in row if cell.strip()]
+    if set(map(normalise, names)) >= _EXPERIMENT:
+        return True
     if not roles.intersection((*_COUNTS, "timestamp", "elapsed_s")):  # then nothing but numbers
         return bool(cells) and all(parse_cell(cell.strip()) is not None for cell in cells)
     whole = sum(len(row) >= 2 for row in rows[:20])
@@ -276,17 +281,24 @@ class _RunTables:
         """`tells_seeds`: every row has all columns, so that runs of one name differ by their seeds."""
         self._tells_seeds = tells_seeds
         self._seed_column = ""
-        self.damaged = 0  # rows
+        self.damaged = self._failed = 0  # rows
         self._tables: dict[str, MetricTable] = {}
         self._left_out: set[str] = set()
         self._run_column: str | None = None  # "": there is none
+        self._status_column = ""  # of an experiment
 
     def feed(self, row: Row, line: int, run: str = "") -> None:
         if self._run_column is None:
             self._run_column = next((column for column in row if role_of(column) == "run"), "")
             if self._tells_seeds:
+                names = {normalise(column): column for column in row}
+                if not self._run_column and names.keys() >= _EXPERIMENT:
+                    self._run_column, self._status_column = names["commit"], names["status"]
                 seeds = (column for column in row if normalise(column) in _SEEDS)
                 self._seed_column = next(seeds, "")
+        if self._status_column and normalise(str(row.get(self._status_column))) in _FAILED:
+            self._failed += 1
+            return
         if self._run_column:
             run = str(row.get(self._run_column, ""))[:_MAX_RUN_NAME_CHARS]
             if self._seed_column in row:
@@ -309,6 +321,7 @@ class _RunTables:
         ]
         notes = [say("table.runs_left_out", count=len(self._left_out))] if self._left_out else []
         notes += [say("table.damaged_rows", count=self.damaged)] if self.damaged else []
+        notes += [say("table.failed_rows", count=self._failed)] if self._failed else []
         return tuple(
             replace(run, runs_in_file=max(len(runs), run.runs_in_file), notes=(*run.notes, *notes))
             for run in runs

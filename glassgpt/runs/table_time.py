@@ -24,6 +24,7 @@ from glassgpt.runs.step_clock import StepClock, parse_clock, parse_elapsed_ms, p
 Row = Mapping[str, object]
 
 MIN_GROWING_SHARE = 0.9  # of the pairs of rows in which a column grows, for it to count since the start
+_MIN_CLOCK_VALUES = 20  # different ones: step times that rise once, and stay, are no clock
 _MIN_DATE_S = 1e8  # seconds since 1970; fewer are since the start
 # The median of step times without a unit: below the first they are seconds, above the second milliseconds. No
 # step takes less than 0.1 ms, and none a quarter of an hour.
@@ -138,6 +139,7 @@ def _find_clocks(
                 len(times) >= max(3, len(losses) // 2)
                 and times == sorted(times)
                 and times[-1] > 1.5 * times[0]
+                and len(set(times)) > min(_MIN_CLOCK_VALUES, len(times) // 2)
             )
             is_date = bool(times) and times[0] > _MIN_DATE_S and role == "time"
             if is_clock or is_date:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # Reads one line into the builder. True if the line is a step or an evaluation that only this trainer prints
 # so. A reader that holds lines back has a method `close(builder)`, which is called at the end of the log. One
-# that learns the form of its lines has it as `form`, and a method `skip_steps(columns)`: see step_form.py.
+# that learns the form of its lines has it as `form`, and `add_steps(columns, builder)`: see step_form.py.
 Reader = Callable[[str, "RunBuilder"], bool]
 DocumentReader = Callable[[Mapping[str, object], "RunBuilder"], None]
 # A line that is printed before the first step, and what it says about the run:

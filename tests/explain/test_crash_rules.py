@@ -1003,7 +1003,8 @@ def test_a_loss_that_jumps_and_stays() -> None:
     assert loss_jump(back) is None
     fell_before = analyse(noisy([5.0] * 12 + [2.5] * 5 + [2.8] * 5, 60, seed=1))
     jump = find_loss_jump(*fell_before.trajectory.finite_losses(), np.array([0]))
-    assert jump is not None and jump.iteration == pytest.approx(17 * 60, abs=2)
+    assert jump is not None
+    assert jump.iteration == pytest.approx(17 * 60, abs=2)
 
 
 def test_noise_is_neither_a_rise_nor_a_jump() -> None:

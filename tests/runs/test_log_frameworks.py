@@ -171,6 +171,19 @@ def test_lightnings_bar_of_a_dataset_without_a_length() -> None:
     assert run_log.setup.parameters == 11_200_000
 
 
+def test_a_bar_of_an_epoch_1_that_begins_is_not_lightnings() -> None:
+    bar = "Epoch {epoch}: {at}0%|## | {at}/10 [00:{at:02}<00:20,  1.00it/s, loss={loss:.3f}]\n"
+    text = "".join(
+        bar.format(epoch=epoch, at=at, loss=4 - epoch - at / 20) for epoch in (1, 2) for at in range(10)
+    )
+    run_log = parse_log(text)
+    assert run_log.trainer.id == "unknown"
+    assert run_log.steps.iteration[-1] == 19
+    assert (
+        parse_log(text.replace("Epoch 2", "Epoch 1").replace("Epoch 1", "Epoch 0")).trainer.id == "lightning"
+    )
+
+
 # --- Keras ---
 
 
@@ -661,3 +674,12 @@ def test_megatrons_older_evaluations_and_losses_that_are_left_out() -> None:
     cut = text[: text.rindex("ad norm")]
     assert math.isnan(parse_log(cut).steps.loss[-1])
     assert len(parse_log(text[: text.rindex("global batch")]).steps) == 10
+
+
+def test_a_budget_that_the_remaining_time_is_not_of_is_none() -> None:
+    line = (
+        "step {at:05d} ({done:.1f}%) | loss: 3.5 | lrm: 1.00 | dt: 300ms | tok/sec: 9 | remaining: {left}s\n"
+    )
+    for left, budget_s in ((240, 300), (6000, None)):
+        text = "Time budget: 300s\n" + "".join(line.format(at=at, done=20, left=left) for at in range(9))
+        assert parse_log(text).setup.budget_s == budget_s

@@ -696,3 +696,112 @@ def test_the_whole_time_is_of_the_iterations_up_to_the_end() -> None:
     steps = "".join(f"step {at}/239 | loss {3 - at / 200} | lr 1e-3\n" for at in (1, *range(10, 240, 10)))
     explained = explain(parse_log(steps + "done in 239 seconds\n"))
     assert "1000 ms" in " ".join(explained.verdict)
+
+
+@pytest.mark.parametrize(
+    ("line", "tokens_per_s", "ms"),
+    [
+        ("step {at} loss 4.97 tok/s 99750", 99750, math.nan),
+        ("step {at} loss 4.97 lr 3e-4 tokens/s 99750 it/s 4", 99750, 250),
+        ("step {at} loss 4.97 99750 tok/s 250 ms", 99750, 250),
+        ("step {at} loss 4.97 | 250 ms | 60.0% bf16 MFU | 99750 tok/s", 99750, 250),
+        ("step {at} loss 4.97 | tok/s 99750 | dt=00:00:02", 99750, 2000),
+    ],
+)
+def test_a_unit_before_its_number_is_a_name(line: str, tokens_per_s: float, ms: float) -> None:
+    steps = parse_log("".join(f"{line.format(at=at)}\n" for at in range(1, 7))).steps
+    assert steps.loss.tolist() == [4.97] * 6
+    assert steps.tokens_per_s.tolist() == [tokens_per_s] * 6
+    assert steps.ms[0] == pytest.approx(ms, nan_ok=True)
+    assert set(steps.mfu.tolist()) == {60.0} or "MFU" not in line
+
+
+def test_values_before_their_names() -> None:
+    lines = [f"{at:4d} 4.3 s run, {3 - at / 10:.4f} loss, 0.0003 LR, 1.5 GB used" for at in range(1, 8)]
+    steps = parse_log("\n".join(lines)).steps
+    assert steps.loss[-1] == pytest.approx(2.3)
+    assert steps.lr.tolist() == [0.0003] * 7
+
+
+@pytest.mark.parametrize("form", ["[{time}] step: {at}, loss: {loss}", "{time} INFO step {at} loss {loss}"])
+def test_stamps_in_whole_seconds_are_a_clock(form: str) -> None:
+    text, seconds = [], 0
+    for at in range(0, 4000, 20):
+        seconds += 20 if at < 2000 else 60
+        seconds += 14 * 3600 * (at == 1000)
+        time = f"2026-03-{1 + seconds // 86400:02} {seconds // 3600 % 24:02}:{seconds // 60 % 60:02}"
+        text.append(form.format(time=f"{time}:{seconds % 60:02}", at=at, loss=f"{3 - at / 9000:.4f}"))
+    run_log = parse_log("\n".join(text))
+    assert run_log.trainer.id == "unknown"
+    assert run_log.steps.ms[10] == 1000
+    assert run_log.steps.ms[50] == pytest.approx((14 * 3600 + 20) * 50)
+    assert run_log.steps.ms[-1] == 3000
+
+
+def test_a_step_that_two_processes_print_has_the_first_ones_time() -> None:
+    lines = [
+        f"2026-03-01 10:{at:02}:{second} step {at} loss {3 - at / 90}"
+        for at in range(20)
+        for second in ("00", "25")
+    ]
+    assert np.nanmedian(parse_log("\n".join(lines)).steps.ms) == 60_000
+
+
+def test_losses_of_several_validation_sets() -> None:
+    lines = [f"step {at} loss 3.{9 - at}\nval_loss_en 3.5{at} val_loss_de 3.7{at}\n" for at in range(5)]
+    run_log = parse_log("".join(lines))
+    assert [one.val_loss for one in run_log.evals] == [3.5, 3.51, 3.52, 3.53, 3.54]
+    assert [note.key for note in run_log.notes] == ["log.val_loss_taken"]
+    assert run_log.notes[0].values["others"] == "val_loss_de"
+    (other,) = [parse_log("\n".join(f"step {at} loss 3.{9 - at} val_loss_std 0.5" for at in range(5)))]
+    assert not other.evals
+
+
+def test_bits_instead_of_a_loss() -> None:
+    run_log = parse_log("".join(f"step {at} train bpc {3 - at / 10}\n" for at in range(9)))
+    assert run_log.steps.loss[0] == pytest.approx(3 * math.log(2))
+    assert [note.key for note in run_log.notes] == ["log.loss_of_bits"]
+    run_log = parse_log("".join(f"step {at} val_bpb {3 - at / 10}\n" for at in range(9)))
+    assert [(one.val_loss, one.metric) for one in run_log.evals[:2]] == [
+        (3.0, "bits_per_byte"),
+        (2.9, "bits_per_byte"),
+    ]
+
+
+@pytest.mark.parametrize("header", ["epoch  train_loss  valid_loss", "#epoch train_loss valid_loss"])
+def test_a_table_between_blanks(header: str) -> None:
+    rows = [f"{at}      {3 - at / 10:.6f}    {3.1 - at / 10:.6f}  " for at in range(6)]
+    run_log = parse_log("\n".join(("Starting", header, *rows)))
+    assert run_log.steps.loss.tolist() == [3.0, 2.9, 2.8, 2.7, 2.6, 2.5]
+    assert [one.val_loss for one in run_log.evals] == [3.1, 3.0, 2.9, 2.8, 2.7, 2.6]
+
+
+def test_the_total_that_lines_print_is_an_epochs_length() -> None:
+    lines = []
+    for epoch in range(1, 5):
+        lines += [f"Epoch: {epoch}, Iter: {at}/188, loss: {3 - epoch / 9}" for at in (50, 100, 150)]
+        lines.append(f"valid loss: 2.{epoch}")
+    run_log = parse_log("\n".join((*lines, "")))
+    assert run_log.steps.iteration[-3:].tolist() == [614, 664, 714]
+    assert [one.iteration for one in run_log.evals] == [150, 376, 564, 752]
+
+
+def test_a_time_beside_that_of_loading_data_is_of_an_iteration() -> None:
+    lines = [f"Iter(train) [{at}/900] lr: 1e-4 time: 2.5 data_time: 0.02 loss: 0.6" for at in range(1, 6)]
+    assert parse_log("\n".join(lines)).steps.ms.tolist() == [2500] * 5
+    assert np.isnan(parse_log("\n".join(one.replace("data_", "x") for one in lines)).steps.ms).all()
+
+
+def test_caffes_stamps() -> None:
+    lines = [
+        f"I0508 12:{at:02}:15.421900  2763 solver.cpp:65] Iteration {40 * at}, loss = {3 - at / 10:.4f}"
+        for at in range(6)
+    ]
+    steps = parse_log("\n".join(lines)).steps
+    assert steps.iteration.tolist() == [0, 40, 80, 120, 160, 200]
+    assert steps.ms[1:].tolist() == [1500.0] * 5
+
+
+def test_a_clock_of_hours_since_the_start() -> None:
+    lines = [f"step {at}0 loss {3 - at / 10} (elapsed 0:{at:02}:30)\n" for at in range(9)]
+    assert parse_log("".join(lines)).steps.ms[1:].tolist() == [6000.0] * 8

@@ -240,3 +240,9 @@ def test_the_card_by_any_line_before_the_first_step() -> None:
 def test_epochs_as_planned() -> None:
     assert setup_of("   \\\\   /|    Num examples = 21 | Num Epochs = 12 | Total steps = 60").epochs == 12
     assert setup_of("").epochs is None
+
+
+def test_parameters_in_a_column_of_names() -> None:
+    text = "10:00:00 |   Parameters                  6,684,497      \n"
+    steps = "".join(f"step {at} loss {3 - at / 10}\n" for at in range(5))
+    assert parse_log(text + steps).setup.parameters == 6_684_497

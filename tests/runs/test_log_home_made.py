@@ -579,3 +579,24 @@ def test_times_of_the_day_without_a_date_are_a_clock() -> None:
     stamps = [f"{begin + timedelta(seconds=11 * at):%H:%M:%S}" for at in range(1, 20)]
     lines = [f"{stamp}  Epoch {at:03d} | loss {3 - at / 50:.4f}\n" for at, stamp in enumerate(stamps, 1)]
     assert Analysis(parse_log("".join(lines))).facts.stamped_s == 11 * 18
+
+
+def test_scores_of_deeplearning4j() -> None:
+    lines = [
+        f"06:{at}:16.402 [main] INFO o.d.L - Score at iteration {at}00 is {2 - at / 90}\n"
+        for at in range(10, 20)
+    ]
+    assert parse_log("".join(lines)).steps.iteration.tolist() == list(range(1000, 2000, 100))
+
+
+def test_amounts_on_a_line_below_its_step() -> None:
+    lines = [
+        f"--- Step {at} ---\nTrained 64 batches (32 epochs) in 9s | Loss: {3 - at / 10}\n" for at in range(5)
+    ]
+    assert parse_log("".join(lines)).steps.iteration.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_metrics_of_two_held_out_sets_are_two() -> None:
+    line = read_line("Epoch 2 - Dev BLEU: BLEU-1 63.88, BLEU-2 59.46")
+    assert line.metrics == {"dev BLEU-1": 63.88, "dev BLEU-2": 59.46}
+    assert set(read_line("Epoch 2 - Validation BLEU: BLEU-1 71.65").metrics) == {"val BLEU-1"}

@@ -271,6 +271,8 @@ def test_a_table_of_epochs() -> None:
     assert with_progress.steps.iteration.tolist() == [100, 200, 300]
     facts = parse_facts(table)
     assert (facts.iterations_logged, facts.last_iteration, facts.best_val_loss) == (3, None, 2.1)
+    cut = "Epoch\tTraining Loss\tValidation Loss\n0\t2.5\t2.4\n1\t2.3\t2.2\n2\t2.1\t2.1\n"  # 0.99 is 0
+    assert parse_log("[300/300 12:01, Epoch 2/3]\n" + cut).steps.iteration[0] > 0
 
 
 @pytest.mark.parametrize("joint", ["/", " of "])

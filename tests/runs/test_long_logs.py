@@ -101,6 +101,7 @@ def unknown_logs(lines: int) -> list[str]:
         "Epoch: {epoch:03d}/020 | Batch {batch:4d}/700 | Loss: {loss:.4f}",
         '[{s:.3f}] {{"epoch": {epoch}, "step": {at}, "loss": {loss:.3f}, "step_time_s": {s:.3f}}}',
         "2026-01-02 03:04:05 - INFO - it={at} loss={loss:.3f} elapsed={at}.5s {s:.2f}it/s mfu 12.5%",
+        "2026-01-02 03:04:05 INFO step {at} train_loss {loss:.4f} val_loss {s:.4f}",
         "loss={loss:.3f} gnorm {s:.3f} step={at} {s:.3f}it/s",
     ]
     logs = []

@@ -503,3 +503,9 @@ def test_results_of_one_run_in_one_row() -> None:
     assert (run_log.steps.loss[0], run_log.steps.lr[0]) == (0.6, 1e-4)
     course = [{"step": at, "train/step_loss": 3.0 - at, "train/loss": 2.0} for at in range(2)]
     assert read(course).steps.loss.tolist() == [3.0, 2.0]
+
+
+def test_a_step_time_that_changes_once_is_no_clock() -> None:
+    rows = [{"step": at, "loss": 3 - at / 900, "step_time_s": 0.5 if at < 60 else 0.9} for at in range(100)]
+    run_log = read(rows)
+    assert run_log.steps.ms[[0, 99]].tolist() == [500, 900]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from io import StringIO
 
+import pytest
 from log_checks import parse_logs
 from rich.console import Console
 
@@ -146,3 +147,20 @@ def test_a_few_lines_before_a_start_are_a_run_that_did_not_finish() -> None:
     runs = parse_logs(text_of(steps(noise[4::-1]), steps(noise * 3), ["final val_loss 3.1"]))
     assert [(one.parts, one.runs_in_file) for one in runs] == [(1, 2)] * 2
     assert [Analysis(one).facts.ended for one in runs] == ["cut", "finished"]
+
+
+@pytest.mark.parametrize(("lengths", "ended"), [((10, 10, 10), "finished"), ((10, 12, 14), "cut")])
+def test_runs_of_one_length_came_to_their_end(lengths: tuple[int, ...], ended: str) -> None:
+    blocks = [[f"Epoch {at}: loss: {5 - at / 9:.4f}" for at in range(count)] for count in lengths]
+    runs = parse_logs(text_of(*blocks))
+    assert [len(one.steps) for one in runs] == list(lengths)
+    assert Analysis(runs[-1]).facts.ended == ended
+
+
+def test_a_line_that_says_that_training_started_begins_a_run() -> None:
+    blocks = [
+        ["Training started on cuda...", *(f"Epoch {at}: loss: {start - at / 9:.4f}" for at in range(12))]
+        for start in (5.0, 3.0)
+    ]
+    runs = parse_logs(text_of(*blocks))
+    assert [(len(one.steps), one.parts, Analysis(one).facts.ended) for one in runs] == [(12, 1, "cut")] * 2

@@ -533,3 +533,13 @@ def test_metrics_of_a_long_table() -> None:
     rows = [f"{at},{3 - at / 100},{3.1 - at / 100},{at / 100:.2f},{90 - at}" for at in range(60)]
     run_log = read("\n".join(["epoch,train_loss,val_loss,val_wacc,val_wer", *rows, ""]))
     assert {one.name: len(one.value) for one in run_log.own_metrics} == {"val_wacc": 60, "val_wer": 60}
+
+
+def test_results_of_experiments_are_a_run_each() -> None:
+    rows = ["commit\tval_bpb\tmemory_gb\tstatus\tdescription"]
+    rows += [f"a{at}b\t{1.5 - at / 10}\t5.5\tkeep\tmore heads" for at in range(4)]
+    rows += ["a9c\t0.000000\t0.0\tcrash\ttoo large"]
+    runs = read_all("\n".join(rows), "results.tsv")
+    assert [one.run_name for one in runs] == ["a0b", "a1b", "a2b", "a3b"]
+    assert [one.evals[0].val_loss for one in runs] == [1.5, 1.4, 1.3, 1.2]
+    assert {note.key: note.values for one in runs for note in one.notes}["table.failed_rows"] == {"count": 1}

@@ -25,15 +25,21 @@ _STEP = StepLine(
     },
 )  # fmt: skip
 _SUMMARY = re.compile(rf"^(val_bpb|training_seconds|total_seconds|num_params_M):\s{{1,20}}{NUMBER}$")
+_MAX_ERROR = 0.05  # between the percent and the remaining seconds, as shares of the budget
 _BUDGET = re.compile(r"^Time budget: (\d{1,12})s$")
 
 
 def read(line: str, builder: RunBuilder) -> bool:
     if "| remaining: " in line and (step := _STEP.parse(line, builder)):
         setup, remaining_s = builder.setup.values, step.values["remaining_s"]
+        done = float(line.partition("(")[2].partition("%")[0]) / 100
         if "budget_s" not in setup:  # percent and remaining seconds give it
-            done = float(line.partition("(")[2].partition("%")[0]) / 100
             setup["budget_s"] = remaining_s / (1 - done) if done < 0.5 else None
+        budget_s, step_s = setup["budget_s"], step.values.get("ms", 0.0) / 1000  # one may be of before it
+        if isinstance(budget_s, float) and (
+            abs((1 - done) * budget_s - remaining_s) > _MAX_ERROR * budget_s + step_s
+        ):
+            setup["budget_s"] = None  # of a fork, which counts steps: what remains is an estimate
         add_values(builder, step.iteration, step.values)
         setup["remaining_s"] = remaining_s
         return True

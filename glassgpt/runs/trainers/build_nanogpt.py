@@ -37,7 +37,7 @@ _SAVE = re.compile(
 def read(line: str, builder: RunBuilder) -> bool:
     if "oss:" in line and (match := _STEP.search(line)):
         rest = match[3]
-        if "poch" in line[: match.start()] or ("Loss" in match[0] and not _OWN_COLUMN.search(rest)):
+        if "poch" in line[: match.start()] or not _OWN_COLUMN.search(rest):
             return False  # `Step 5, Loss: 2.31`, and no more, or with an epoch: many loops print that
         time = _TIME.search(rest)
         if not time and "ms" in builder.last_step_columns:

@@ -25,6 +25,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
+from itertools import pairwise
 from typing import NamedTuple
 
 from glassgpt.i18n import say
@@ -33,10 +34,11 @@ from glassgpt.runs.exit_status import spent_seconds
 from glassgpt.runs.fields import SPLITS, Field, Line, read_line, step_values
 from glassgpt.runs.line_losses import LossFinder, mean_loss
 from glassgpt.runs.log_numbers import MAX_COUNT, loss_of_perplexity
-from glassgpt.runs.metric_columns import metric_of
+from glassgpt.runs.metric_columns import metric_of, role_of
 from glassgpt.runs.progress_bar import BAR_CLOCK, BarStep, ProgressBar, bar_seconds
+from glassgpt.runs.run_log import ValMetric
 from glassgpt.runs.save_lines import read_save, save_begins
-from glassgpt.runs.step_clock import StepClock, clock_us, parse_clock
+from glassgpt.runs.step_clock import StepClock, parse_clock, stamp_seconds
 from glassgpt.runs.step_form import StepForm
 from glassgpt.runs.step_line import add_values
 from glassgpt.runs.trainer import Trainer
@@ -74,6 +76,8 @@ _MAX_TITLE_WORDS = 6
 _GLOBAL = re.compile(r"global[ _]step|num_updates", re.IGNORECASE)  # of the run, whatever else is counted
 _EPOCH_OVER_BATCH = re.compile(r"\b(TRAIN|CV) Batch (\d{1,9})/(\d{1,9})(?= loss )")  # as WeNet prints them
 _OF_BATCHES = re.compile(r"\b(\d{1,9})epoch:(train|valid):\d{1,9}-(\d{1,9})batch: ")  # as ESPnet does
+_SCORE = re.compile(r"\bScore at iteration (\d{1,12}) is (?=[-\d])")  # as Deeplearning4j does
+_CELL = re.compile(r"[-+]?[\d.]{1,25}(?:e[-+]?\d{1,3})?|nan|-?inf|[\d:]{4,12}", re.IGNORECASE)
 _SCALES = {"k": 1000, "m": 1_000_000}
 _BATCH = re.compile(r"\bglobal[ _]batch[ _]size\b\W{1,8}(\d{1,9})\b", re.IGNORECASE)
 
@@ -83,7 +87,6 @@ _MAX_STAMP_ERROR_S = 1.0  # of two stamps in whole seconds
 _TIME_OF_DAY = re.compile(r"\b\d{2}:\d{2}:\d{2}(?:\.\d{1,9})?")
 _MIN_UNCOUNTED, _MAX_UNCOUNTED = 3, 10_000  # lines without a count, before one with it
 _MIN_INTERVALS = 3  # so many times of intervals: all are
-_STAMP = ".000"  # how exactly a line's prefix says the time
 
 
 class _Epoch(NamedTuple):
@@ -127,6 +130,7 @@ class GenericReader:
         self._evaluated_at: int | None = None
         self._losses = LossFinder()
         self._val_lines = self._val_changes = 0  # steps with a validation loss; with another than before
+        self._val_loss: Field | None = None  # of the step's line that is being read
         self._clock: StepClock | None = None  # where lines say the time since the start
         self._counts_epochs = True  # no line has had a step so far
         self._held: _Epoch | None = None  # the first one: a summary, if steps follow
@@ -138,6 +142,7 @@ class GenericReader:
         self._uncounted: list[_Uncounted] = []  # of this epoch, until a count shows what they are
         self._are_batches = False  # these lines: one each
         self._counted_lines = 0, 0  # that are batches: their epoch, how many so far
+        self._names: list[str] = []  # of the columns of a table
         self._count_line = ""  # the line before, where it has a count and no loss
 
         self._bar = ProgressBar()
@@ -150,6 +155,10 @@ class GenericReader:
             text = _EPOCH_OVER_BATCH.sub(r"\1 epoch \2 batch \3", text, count=1)
         elif "batch: " in text:
             text = _OF_BATCHES.sub(r"\2 epoch \1 batch \3: ", text, count=1)
+        elif "Score at iteration " in text:
+            text = _SCORE.sub(r"iteration \1 loss ", text, count=1)
+        elif self._names or text.lstrip("# ")[:4].lower() in ("epoc", "step", "iter"):
+            text = self._with_names(text)
         line, count_line, self._count_line = read_line(text), self._count_line, ""
         if count_line and line.of("loss") and line.of("iteration", "epoch", "batch") is None:
             line = read_line(f"{count_line} | {text}")  # a step on two lines
@@ -178,6 +187,17 @@ class GenericReader:
             return True
         return self._read_loss(line, loss, val_loss, builder)
 
+    def _with_names(self, text: str) -> str:
+        """A row of a table whose columns are apart by blanks, as fastai and numpy print it, with names."""
+        cells = text.lstrip("# ").split()
+        if cells and role_of(cells[0]) in ("epoch", "iteration"):
+            roles = set(map(role_of, cells))
+            is_header = not any(map(_CELL.fullmatch, cells)) and roles & {"loss", "val_loss"}
+            self._names = cells if is_header else []
+        elif self._names and len(cells) == len(self._names) and all(map(_CELL.fullmatch, cells)):
+            return " | ".join(f"{name} {cell}" for name, cell in zip(self._names, cells, strict=True))
+        return text
+
     def _read_words(self, line: Line, lower: str, builder: RunBuilder) -> bool:
         """A line without a loss: a save, the end, a title, a bar, or a perplexity."""
         bar, of_bar = BAR_CLOCK.search(line.text) if "100%|" in line.text else None, line.of("epoch")
@@ -201,6 +221,8 @@ class GenericReader:
                 metric = metric_of(one.name) if one.is_metric else None
                 splits = {one.split, self._losses.section, "val" if metric and metric.is_eval else ""}
                 is_eval = metric and "val" in splits
+                if one.role == "val_bpb":
+                    return self._read_eval(line, lower, one, builder) or True
                 if metric and is_eval and metric.kind == "perplexity":
                     text = str(loss_of_perplexity(one.value))
                     return self._read_eval(line, lower, one._replace(text=text, split=""), builder)
@@ -239,13 +261,18 @@ class GenericReader:
             return self._read_uncounted(loss, builder)
         if epoch and not batch and step is None and loss.name.lower() in ("batch loss", "batch_loss"):
             return self._read_uncounted(loss, builder)
+        if title is not None and title.role == "iteration":  # amounts: trained 64 micro-batches (32 epochs)
+            epoch, batch = (None if one and one.name.lower()[-1:] == "s" else one for one in (epoch, batch))
         is_named = loss.role is not None
         is_other = step is not None and step.is_count and not is_named
         is_after_named = step is not None and (self._losses.has_named_steps or step.split == "val")
         if step is not None and is_other and is_after_named and val_loss:
             self._add_eval(self._earlier_iterations + step.number, val_loss, builder, loss)
             return True
-        if self._read_step_line(line, loss, step, epoch, batch, builder):
+        self._val_loss = val_loss
+        is_step = self._read_step_line(line, loss, step, epoch, batch, builder)
+        self._val_loss = None
+        if is_step:
             self._drop_held(builder)
             self._counts_epochs, self._title, self._losses.section = False, None, ""
             self._losses.has_named_steps |= is_named
@@ -383,6 +410,7 @@ class GenericReader:
             # Batch 8/8 of the first epoch: they count from 1. An epoch 0 shows its own way.
             self._first_epoch, self._first_batch = min(number, 1), min(count, 1)
         self._first_batch = min(count, self._first_batch)
+        self._gap = count - self._last_iteration if count > self._last_iteration > 0 else self._gap
         self._last_iteration, self._epoch, self._batches = count, number, total
         iteration = max(number - self._first_epoch, 0) * total + count
         self._earlier_iterations, builder.iterations_done = iteration - count, None
@@ -412,7 +440,10 @@ class GenericReader:
                 self._earlier_iterations, self._first_epoch = 0, number
             elif number == self._epoch + 1 and printed <= self._last_iteration:
                 # Equal where of each epoch only the last line is left; one that counts from 0 has one more.
-                self._earlier_iterations += self._last_iteration + (printed == 0)
+                is_length = total is not None and total > self._last_iteration
+                self._batches = total if is_length and total else 0
+                length = total if is_length and total else self._last_iteration + (printed == 0)
+                self._earlier_iterations += length
                 note = say("log.epoch_length")
                 if total is None and self._gap != 1 and note not in builder.notes:
                     builder.notes.append(note)
@@ -431,6 +462,7 @@ class GenericReader:
             self._earlier_iterations *= is_next
             self._epoch_begun = self._epoch_between
         self._gap = printed - self._last_iteration if printed > self._last_iteration > 0 else self._gap
+        builder.iterations_done = None
         self._last_iteration = printed
         self._add_step(self._earlier_iterations + printed, step, loss, line, builder, is_batch)
         if total is None and "%|" in line.text:
@@ -471,12 +503,13 @@ class GenericReader:
             self._bar.measure_step(iteration, clock, columns, builder)
         if columns.get("ms") == 0:  # minGPT's first iteration: not measured
             del columns["ms"]
-        elapsed_s, shown = columns.pop("elapsed_s", None), ""
+        elapsed_s, shown, is_stamped = columns.pop("elapsed_s", None), "", False
         if elapsed_s is not None:
             shown = line.text[slice(*values["elapsed_s"].span)]
         elif builder.clock and columns.keys().isdisjoint(("ms", "s", "it_per_s")):
-            stamp_us = clock_us(builder.clock)
-            elapsed_s, shown = (None, "") if stamp_us is None else (stamp_us / 1e6, _STAMP)
+            elapsed_s = stamp_seconds(builder.clock)
+            is_stamped = elapsed_s is not None
+            shown = ".000" if re.search(r":\d\d[.,]\d", builder.clock) else ""
         if elapsed_s is not None:
             if self._clock is None:
                 self._clock = StepClock.of_values([shown])
@@ -496,13 +529,17 @@ class GenericReader:
             and step.span[0] < step.span[1]
             and not is_bar
             and all(found.is_number for found in values.values())
-            and (elapsed_s is None or shown != _STAMP)
+            and not (is_stamped and builder.clock in line.text)
             and not self._intervals
         )
         if self._lines_since_form % _LINES_PER_FORM <= 1 and step is not None and can_be_learned:
             spans = {"iteration": step.span, "loss": loss.span}
             spans |= {name: found.span for name, found in values.items()}
-            form = StepForm.learn(line.text, spans, _fixed_spans(line), iteration - step.number)
+            fixed, offset = _fixed_spans(line), iteration - step.number
+            if self._val_loss is not None and self._trained(line, loss) is None and not self._val_loss.unit:
+                spans["val_loss"] = self._val_loss.span
+                fixed = [span for span in fixed if span != self._val_loss.span]
+            form = StepForm.learn(line.text, spans, fixed, offset, is_stamped)
             # The first line of an epoch has the form of all lines before, but for its fixed numbers.
             is_known = form.pattern in self._patterns
             if form != self.form and (is_known or self._lines_since_form >= _LINES_PER_FORM):
@@ -521,12 +558,28 @@ class GenericReader:
             )
         builder.line = now
 
-    def skip_steps(self, columns: dict[str, list[float]]) -> None:
-        """Lines of the form were read together. The times since the start become those of steps."""
-        self._last_iteration, self._title = int(columns["iteration"][-1]) - self._earlier_iterations, None
+    def add_steps(self, columns: dict[str, list[float]], builder: RunBuilder) -> None:
+        """Of lines of the form, read together. The times since the start become those of steps."""
+        iterations, val_losses = list(map(int, columns["iteration"])), columns.pop("val_loss", None)
+        self._last_iteration, self._title = iterations[-1] - self._earlier_iterations, None
         self._lines_since_form = 0
-        if (elapsed_s := columns.pop("elapsed_s", None)) is not None and self._clock is not None:
-            columns["ms"] = list(map(self._clock.step_ms, map(int, columns["iteration"]), elapsed_s))
+        elapsed_s, clock = columns.pop("elapsed_s", None), self._clock
+        goes_on = all(one < other for one, other in pairwise((builder.last_iteration or -1, *iterations)))
+        if val_losses is not None and not (goes_on and clock is None):
+            for at, value in enumerate(val_losses):  # one by one
+                step = {name: column[at] for name, column in columns.items()}
+                if elapsed_s is not None and clock is not None:
+                    step["ms"] = clock.step_ms(iterations[at], elapsed_s[at])
+                builder.line += 1
+                builder.add_step(**step)  # type: ignore[arg-type]
+                self._add_new_eval(iterations[at], value, None, builder, builder.line)
+            return
+        if elapsed_s is not None and clock is not None:
+            columns["ms"] = list(map(clock.step_ms, iterations, elapsed_s))
+        line = builder.line
+        builder.add_steps(columns)
+        for at, value in enumerate(val_losses or ()):
+            self._add_new_eval(iterations[at], value, None, builder, line + 1 + at, is_late=True)
 
     def _time_of_step(self, seconds: float, iteration: int, builder: RunBuilder) -> float:
         """Where the time of a line equals the gap of the stamps, it is of all iterations since the line
@@ -600,7 +653,13 @@ class GenericReader:
         """The iteration of a line after steps: the latest one's, or that at which the line says its epoch
         ended."""
         end = _EPOCH_END.search(lower) if self._batches and "epoch" in lower else None
-        if end is None or builder.last_iteration is None or int(end[1] or end[2]) != self._epoch:
+        is_end = end is not None and int(end[1] or end[2]) == self._epoch
+        # Or the only evaluation since the epoch began, so late that no other line of steps comes.
+        is_only = (self._evaluated_at or 0) <= self._earlier_iterations
+        gap = self._gap or self._last_iteration
+        is_late = is_only and 0 < self._batches - self._last_iteration < gap
+        is_again = self._evaluated_at is not None and self._evaluated_at == builder.iterations_done
+        if builder.last_iteration is None or not (is_end or is_late or is_again):
             return builder.last_iteration
         builder.iterations_done = self._earlier_iterations + self._batches - 1 + self._first_batch
         return builder.iterations_done
@@ -650,15 +709,37 @@ class GenericReader:
         return self._losses.names_nothing
 
     def _add_eval_of_line(self, val_loss: Field, loss: Field, line: Line, builder: RunBuilder) -> None:
-        # A line may show the latest validation loss until there is another; unless most lines have another.
-        is_other = val_loss.value != builder.last_val_loss
+        self._losses.has_val_loss |= val_loss.split == "val"
+        if builder.last_iteration is not None:
+            trained = self._trained(line, loss)
+            train_loss = None if trained is None else trained.value
+            self._add_new_eval(builder.last_iteration, val_loss.value, train_loss, builder, builder.line)
+
+    def _add_new_eval(
+        self,
+        at: int,
+        val_loss: float,
+        train_loss: float | None,
+        builder: RunBuilder,
+        line: int,
+        is_late: bool = False,
+    ) -> None:
+        """A line may show the latest validation loss until there is another; unless most have another."""
+        is_other = val_loss != builder.last_val_loss
         is_usual = 2 * self._val_changes > self._val_lines > 3
         self._val_lines, self._val_changes = self._val_lines + 1, self._val_changes + is_other
-        if builder.last_iteration is not None and (is_other or is_usual):
-            trained = [
-                one for one in line.fields if one.role == "loss" and one.split == "train" and one != loss
-            ]
-            self._add_eval(builder.last_iteration, val_loss, builder, trained[0] if trained else None)
+        if is_other or is_usual:
+            self._evaluated_at = at
+            builder.add_eval(at, val_loss, train_loss, line=line, is_late=is_late)
+            if self._clock is not None:
+                self._clock.add_eval(None)
+
+    @staticmethod
+    def _trained(line: Line, loss: Field) -> Field | None:
+        """Another training loss of a step's line: that of its evaluation."""
+        return next(
+            (one for one in line.fields if one.role == "loss" and one.split == "train" and one != loss), None
+        )
 
     def _add_eval(
         self,
@@ -671,9 +752,11 @@ class GenericReader:
     ) -> None:
         """`line`: of nothing but this evaluation, with its metrics."""
         self._evaluated_at = at
-        self._losses.has_val_loss |= val_loss is not None and val_loss.split == "val"
+        is_val = val_loss is not None and val_loss.split == "val" and val_loss.role != "val_bpb"
+        self._losses.has_val_loss |= is_val
         value, train_value = (None if one is None else one.value for one in (val_loss, train_loss))
-        builder.add_eval(at, value, train_value, is_late=is_late)
+        metric: ValMetric = "bits_per_byte" if val_loss and val_loss.role == "val_bpb" else "loss"
+        builder.add_eval(at, value, train_value, metric=metric, is_late=is_late)
         if line is not None:
             builder.add_metrics(line.metrics, at)
         if self._clock is not None:

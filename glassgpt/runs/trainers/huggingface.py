@@ -105,6 +105,7 @@ class TrainerReader:
         self._tokens: tuple[tuple[int, float], tuple[int, float]] | None = None
         self._table: list[str] = []  # columns of the notebook's table that is being read
         self._is_new_table, self._table_row = False, 0  # no row of it yet; step or epoch of the latest row
+        self._epochs_cut = False  # its epochs are rounded down
         self._rows: dict[int, str] = {}  # of this run's tables, by their step or epoch
         self._is_redrawn = False
         self._updates_per_epoch: float | None = None
@@ -399,7 +400,11 @@ class TrainerReader:
             return False
         iteration: float | None = int(counted)
         if "Step" not in self._table:
-            iteration = self._updates_per_epoch and int(counted) * self._updates_per_epoch
+            if not self._rows:  # an epoch may have part of an update less: the Trainer cuts 0.99 to 0
+                self._epochs_cut = int(counted) == 0
+            iteration = self._updates_per_epoch and (
+                (int(counted) + self._epochs_cut) * self._updates_per_epoch
+            )
         loss, val_loss = (_number(row.get(f"{name} Loss", "")) for name in ("Training", "Validation"))
         if loss is None and val_loss is None:
             return False

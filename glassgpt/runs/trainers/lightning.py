@@ -46,6 +46,9 @@ class LightningReader:
     def __init__(self) -> None:
         self._state: tuple[int, dict[str, float], int] | None = None  # iteration, values, line in the file
         self._epoch = 0
+        self._is_other: bool | None = (
+            None  # the first bar is of an epoch 1 that begins: Lightning counts from 0
+        )
         self._clock: StepClock | None = None  # of the epoch
         self._clock_epoch = 0
         self._earlier = 0  # iterations of epochs that are over, where the bar has no total
@@ -65,6 +68,11 @@ class LightningReader:
 
     def _read_bar(self, match: re.Match[str], builder: RunBuilder) -> bool:
         epoch, last_epoch, done, total, clock, rich_clock, rest = match.groups()
+        if self._is_other is None:
+            self._is_other = epoch == "1" and done == "0"
+        self._is_other = self._is_other and "v_num" not in rest
+        if self._is_other:
+            return False
         values = _NUMBERS.values(rest)
         if "step_loss" in values:
             values["loss"] = values.pop("step_loss")

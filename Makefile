@@ -8,8 +8,11 @@ BIN := .venv/bin
 train: .venv/ready
 	$(BIN)/glass train quickstart
 
+# Half as many again as there are cores: some tests wait for processes that they start.
+WORKERS := $(shell echo $$(( 3 * $$(getconf _NPROCESSORS_ONLN) / 2 )))
+
 test: .venv/ready
-	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # While writing: no other processes, no generated examples.
 test-fast: .venv/ready

@@ -83,7 +83,7 @@ def test_the_two_commands_run_what_they_say() -> None:
 
     assert blocks(readme()) == ["make train", "make test"]
     assert recipe("train").splitlines()[-1] == ".venv/bin/glass train quickstart"
-    assert recipe("test").splitlines()[-1].startswith(".venv/bin/python -m pytest -n auto ")
+    assert recipe("test").splitlines()[-1].startswith(".venv/bin/python -m pytest -n ")
 
 
 def test_the_table_has_all_commands_in_the_order_of_help(glass: Glass) -> None:

@@ -7,7 +7,6 @@ copy that a checkpoint is written from. Time and memory are those of the run.
 from __future__ import annotations
 
 import dataclasses
-import os
 import time
 
 import torch
@@ -30,7 +29,6 @@ from glassgpt.record.machine import (
     read_cpu_times,
 )
 from glassgpt.training.compute_plan import execution_config, measure_and_decide, set_threads
-from glassgpt.training.device import set_allocator
 from glassgpt.training.optimizers import optimizer_tensors
 from glassgpt.training.probe import machine_facts, memory_now
 from glassgpt.tune.results import update_seconds
@@ -56,7 +54,6 @@ def probe_run(config: TrainConfig, seconds: float) -> ProbeResult:
     try:
         setup = prepare_trial_setup(config, None)
         default_threads, busy_cores, origin = set_threads(config, setup.device, setup.origin)
-        set_allocator(setup.device, os.environ)
         facts = dataclasses.replace(
             machine_facts(setup.device), default_threads=default_threads, busy_cores=busy_cores
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -40,6 +41,7 @@ from glassgpt.training.device import (
     choose_device,
     configure_model,
     device_traits,
+    set_allocator,
 )
 from glassgpt.training.learner import Learner
 from glassgpt.training.loader import BatchLoader
@@ -76,6 +78,7 @@ def prepare_trial_setup(config: TrainConfig, vocab_size: int | None) -> TrialSet
     device, _ = choose_device(config.device)
     if device.index is not None:
         torch.cuda.set_device(device)
+    set_allocator(device, os.environ)
     shape = make_gpt_config(config, origin.vocab_size or padded_vocab_size(data.vocab_size))
     return TrialSetup(config, device, shape, tokens, data, origin)
 

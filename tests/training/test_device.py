@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -121,4 +122,16 @@ def test_what_the_user_says_about_the_allocator_stays(monkeypatch: pytest.Monkey
     monkeypatch.setattr("sys.platform", "linux")
     assert set_allocator(cuda, {})[0].value == "expandable_segments:True"
     assert applied == ["expandable_segments:True"]
-    assert set_allocator(torch.device("cpu"), {}) == []
+
+
+def test_on_a_cpu_the_heap_keeps_what_an_update_frees(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[int, int]] = []
+    libc = SimpleNamespace(mallopt=lambda *arguments: calls.append(arguments))
+    monkeypatch.setattr("ctypes.CDLL", lambda name: libc)
+    monkeypatch.setattr("sys.platform", "linux")
+    assert set_allocator(CPU, {}) == []
+    assert calls == [(-3, 2**25), (-1, 2**31 - 1)]
+    assert set_allocator(CPU, {"MALLOC_TRIM_THRESHOLD_": "131072"}) == []  # the user's choice
+    monkeypatch.setattr("ctypes.CDLL", lambda name: SimpleNamespace())  # musl
+    assert set_allocator(CPU, {}) == []
+    assert len(calls) == 2
